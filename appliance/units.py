@@ -8,6 +8,8 @@ import time
 LARGEST_OVERLAY = 1 << 44
 """16 TiB, in bytes: the limit of ext3 with blocks of 4 KiB."""
 YEAR_S = 366 * 86400
+LAST_DAY = 253000000000
+"""A time in the year 9987, the largest that can be shown as a date."""
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
 
@@ -24,6 +26,8 @@ def format_size(count: float) -> str:
 
 def format_age(seconds: float) -> str:
     """Format seconds as one number: 40 s, 12 min, 5 h, 3 d. Negative ages (the clock was set back) count as 0."""
+    if not -LAST_DAY <= seconds <= LAST_DAY:
+        return "an unknown time"
     for limit, each, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
         if seconds < limit:
             return f"{max(0, int(seconds // each))} {unit}"
@@ -48,6 +52,11 @@ def format_time(stamp: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))
     except (OverflowError, ValueError, OSError):
         return "at an unknown time"
+
+
+def read_time(value: object) -> float:
+    """Return a Unix time that another machine has recorded; 0 if it is none that can be shown."""
+    return float(value) if isinstance(value, (int, float)) and 0 <= value <= LAST_DAY else 0.0
 
 
 def read_duration(text: str) -> float:

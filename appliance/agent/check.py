@@ -55,11 +55,13 @@ class ByteReader:
         return data
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return ``size`` bytes from an offset on."""
+        """Return ``size`` bytes from an offset on; none where the snapshot ends before them."""
+        if offset + size > self.reader.size:
+            return b""
         first, last = offset // CHUNK, (offset + size - 1) // CHUNK
         if first == last:
             return self.chunk(first)[offset % CHUNK : offset % CHUNK + size]
-        data = b"".join(self.chunk(number) for number in range(first, min(last, self.reader.count - 1) + 1))
+        data = b"".join(self.chunk(number) for number in range(first, last + 1))
         return data[offset % CHUNK : offset % CHUNK + size]
 
 
@@ -70,9 +72,12 @@ def open_image(reader: Reader) -> ext.Image:
         Damage: it has none that can be read.
     """
     try:
-        return ext.Image(ByteReader(reader).read)
+        image = ext.Image(ByteReader(reader).read)
     except ext.Unknown as error:
         raise Damage("its file system cannot be read: %s" % error)
+    if image.layout.blocks * image.layout.block > reader.size:
+        raise Damage("its file system is larger than it")
+    return image
 
 
 def metadata_chunks(image: ext.Image) -> Set[int]:

@@ -20,10 +20,28 @@ IMMEDIATE_LINK = 60
 CTIME, DTIME, FILE_ACL = 12, 20, 104
 DIRECT = 12
 """An inode's pointers to blocks of data; those after them lead to lists of pointers."""
+MOST_GROUPS = 1 << 19
+"""Groups of the largest ext3 with blocks of 1 KiB, as mke2fs makes it."""
+PANIC = 3
+"""s_errors: the kernel panics when it finds damage."""
+ACL_AND_XATTR = 0xC
+"""Mount options in the superblock that mke2fs.conf has; others would be in force wherever it is mounted."""
 
 
 class Unknown(Exception):
     """The image is not an ext3 of a supported format, or is damaged."""
+
+
+def read_whole(read: Read, offset: int, size: int) -> bytes:
+    """Read ``size`` bytes.
+
+    Raises:
+        Unknown: the image ends before.
+    """
+    data = read(offset, size)
+    if len(data) != size:
+        raise Unknown("it ends where it should have data")
+    return data
 
 
 class Group(NamedTuple):
@@ -67,35 +85,49 @@ def read_layout(read: Read) -> Layout:
     Raises:
         Unknown: it is not ext3, or has features that ext3 does not have.
     """
-    data = read(1024, 1024)
-    if len(data) < 1024 or struct.unpack_from("<H", data, 56)[0] != MAGIC:
+    data = read_whole(read, 1024, 1024)
+    if struct.unpack_from("<H", data, 56)[0] != MAGIC:
         raise Unknown("it has no ext3 superblock")
     inodes, blocks = struct.unpack_from("<II", data, 0)
     first, log_block = struct.unpack_from("<II", data, 20)
     (blocks_per_group,) = struct.unpack_from("<I", data, 32)
     (inodes_per_group,) = struct.unpack_from("<I", data, 40)
+    (errors,) = struct.unpack_from("<H", data, 60)
     inode_size, _, _, incompat, ro_compat = struct.unpack_from("<HHIII", data, 88)
     (reserved,) = struct.unpack_from("<H", data, 206)
     (journal,) = struct.unpack_from("<I", data, 224)
     (orphan,) = struct.unpack_from("<I", data, 232)
+    (options,) = struct.unpack_from("<I", data, 256)
     if incompat & ~(FILETYPE | RECOVER) or ro_compat & ~(SPARSE_SUPER | LARGE_FILE | BTREE_DIR):
         raise Unknown("it has features that ext3 does not have")
-    if log_block > 6 or inode_size not in (128, 256, 512, 1024) or not 0 < inodes_per_group <= 1 << 19:
-        raise Unknown("its superblock is damaged")
+    if errors == PANIC or options & ~ACL_AND_XATTR or any(data[512:576]):
+        raise Unknown("its superblock has mount options, such as errors=panic")
+    damaged = Unknown("its superblock is damaged")
+    if log_block > 6 or inode_size not in (128, 256, 512, 1024):
+        raise damaged
     block = 1024 << log_block
-    if not 0 < blocks_per_group <= block * 8 or not first < blocks or journal > inodes:
-        raise Unknown("its superblock is damaged")
+    if not 0 < inodes_per_group <= block * 8 or not 0 < blocks_per_group <= block * 8:
+        raise damaged
+    if first != (block == 1024) or not first < blocks or journal > inodes:
+        raise damaged
     count = -(-(blocks - first) // blocks_per_group)
-    if count * inodes_per_group != inodes:
-        raise Unknown("its superblock is damaged")
-    raw = read((first + 1) * block, count * 32)
-    groups = tuple(Group(*struct.unpack_from("<III", raw, at * 32)) for at in range(count))
-    if any(max(group) >= blocks for group in groups):
-        raise Unknown("its group descriptors are damaged")
+    if count > MOST_GROUPS or count * inodes_per_group != inodes:
+        raise damaged
+    raw = read_whole(read, (first + 1) * block, count * 32)
+    groups: List[Group] = []
+    table = -(-inodes_per_group * inode_size // block)
+    for at in range(count):
+        group = Group(*struct.unpack_from("<III", raw, at * 32))
+        # As the kernel demands without flex_bg. Groups that share a table would multiply the work.
+        begin = first + at * blocks_per_group
+        end = min(begin + blocks_per_group, blocks)
+        if min(group) < begin or max(group) >= end or group.inode_table + table > end:
+            raise Unknown("its group descriptors are damaged")
+        groups.append(group)
     recover = bool(incompat & RECOVER)
     return Layout(
         block, blocks, first, blocks_per_group, inodes_per_group, inode_size, inodes, journal,
-        recover, bool(orphan), reserved, groups,
+        recover, bool(orphan), reserved, tuple(groups),
     )  # fmt: skip
 
 
@@ -116,7 +148,7 @@ class Image:
 
     def blocks(self, number: int, count: int = 1) -> bytes:
         """Read blocks."""
-        return self.read(number * self.layout.block, count * self.layout.block)
+        return read_whole(self.read, number * self.layout.block, count * self.layout.block)
 
     def inode(self, number: int) -> bytes:
         """Return the raw inode of a number.
@@ -128,7 +160,7 @@ class Image:
             raise Unknown("it refers to inode %d, which does not exist" % number)
         group, at = divmod(number - 1, self.layout.inodes_per_group)
         offset = self.layout.groups[group].inode_table * self.layout.block + at * self.layout.inode_size
-        return self.read(offset, self.layout.inode_size)
+        return read_whole(self.read, offset, self.layout.inode_size)
 
     def used_table_blocks(self) -> Iterator[Tuple[int, List[int]]]:
         """Yield the blocks of inode tables with used inodes, each with the numbers of these inodes."""
@@ -242,8 +274,13 @@ class Image:
         for block, _ in self.used_table_blocks():
             yield block, 1
         journal = set(self.journal_blocks())
+        # Each block belongs to one file, except for attributes, of which an inode has one block.
+        left = layout.blocks + layout.inodes
         for number, raw in self.used_inodes():
             found = self.file(raw, contents=number == RESIZE_INODE)
+            left -= len(found.lists) + len(found.data)
+            if left < 0:
+                raise Unknown("its files have more blocks than there are")
             for block in found.lists:
                 yield block, 1
             for _, block in found.data:

@@ -9,13 +9,11 @@ from appliance.shared.lease import LAST_GENERATION, MAX_GENERATION
 from appliance.shared.manifest import Manifest
 from appliance.shared.records import from_value
 from appliance.text import one_line
-from appliance.units import LARGEST_OVERLAY
+from appliance.units import LARGEST_OVERLAY, LAST_DAY
 
 FORMAT = 1
 LAST_NUMBER = 999999
 """Six digits, as in the folder names of a store and the archive names of a repository."""
-LAST_DAY = 253000000000
-"""A time in the year 9987, the largest that can be shown as a date."""
 LONGEST_TEXT = 4000
 MOST = 1000
 """Entries of a list at most."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 MAX_HOSTS = 65533
 """Slurm's limit on the number of nodes of a cluster."""
+LONGEST_NAME = 253
+"""Characters of a name in DNS."""
 
 _PART = re.compile(r"([^\[\],]+)|\[([^\[\]]*)\]")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -29,19 +31,19 @@ def expand(text: str) -> list[str]:
 
 def _split(text: str) -> list[str]:
     """Split at the commas outside of brackets."""
-    items = [""]
-    inside = False
-    for letter in text:
+    items = []
+    inside, begin = False, 0
+    for at, letter in enumerate(text):
         if letter == "," and not inside:
-            items.append("")
-            continue
-        if letter in "[]":
+            items.append(text[begin:at])
+            begin = at + 1
+        elif letter in "[]":
             if (letter == "[") == inside:
                 raise HostListError("has unbalanced brackets")
             inside = letter == "["
-        items[-1] += letter
     if inside:
         raise HostListError("has unbalanced brackets")
+    items.append(text[begin:])
     if not all(items):
         raise HostListError("has an empty item between two commas")
     return items
@@ -49,12 +51,16 @@ def _split(text: str) -> list[str]:
 
 def _expand_item(item: str) -> Iterator[str]:
     """Return the names of one item; with several brackets every combination, the last one varying fastest."""
-    parts = [[literal] if literal else _expand_ranges(ranges) for literal, ranges in _PART.findall(item)]
-    total = 1
-    for part in parts:
-        total *= len(part)
-    if total > MAX_HOSTS:
-        raise HostListError(f"expands to more than {MAX_HOSTS} names")
+    parts: list[list[str]] = []
+    total, length = 1, 0
+    for literal, ranges in _PART.findall(item):
+        parts.append([literal] if literal else _expand_ranges(ranges))
+        total *= len(parts[-1])
+        length += len(parts[-1][-1])
+        if total > MAX_HOSTS:
+            raise HostListError(f"expands to more than {MAX_HOSTS} names")
+        if length > LONGEST_NAME:
+            raise HostListError(f"has names of more than {LONGEST_NAME} characters")
     return ("".join(combination) for combination in itertools.product(*parts))
 
 

@@ -26,7 +26,7 @@ def users_of(host: Host, path: str) -> list[str]:
 
 
 def check(host: Host, path: str, *, whole: bool = False) -> None:
-    """Replay the journal of an overlay, repair what e2fsck repairs automatically, check that its layers are folders.
+    """Replay the journal of an overlay, repair what e2fsck repairs automatically, check its mount options and layers.
 
     The image must not be in use.
 
@@ -34,10 +34,12 @@ def check(host: Host, path: str, *, whole: bool = False) -> None:
         whole: check everything, even if the file system is marked clean.
 
     Raises:
-        SmsError: the image has other damage, or a link in the place of a layer: mounts of it would be elsewhere.
+        SmsError: the image has other damage, mount options in its superblock, by which an error could make the host
+            panic, or a link in the place of a layer: mounts of it would be elsewhere.
     """
     result = host.run("e2fsck", "-p", *(["-f"] if whole else []), path, ok=None, timeout=1800)
     if result.status < UNCORRECTED:
+        _check_options(host, path)
         _check_layers(host, path)
         return
     # Its first lines name the damage; general advice follows.
@@ -50,6 +52,17 @@ def check(host: Host, path: str, *, whole: bool = False) -> None:
         f"{path} is damaged: {output}",
         hint="`sms overlay restore latest` replaces it by a snapshot; `e2fsck -n` on a copy shows the damage",
     )
+
+
+def _check_options(host: Host, path: str) -> None:
+    # Those of mke2fs.conf, as in appliance/agent/ext.py.
+    shown = dict(re.findall(r"^([\w ]+): +(.+)$", host.run("dumpe2fs", "-h", path, ok=None).text, re.MULTILINE))
+    usual = set(shown.get("Default mount options", "?").split()) <= {"user_xattr", "acl", "(none)"}
+    if not usual or "Mount options" in shown or shown.get("Errors behavior", "Panic") == "Panic":
+        raise SmsError(
+            f"{path} has mount options in its superblock, such as errors=panic",
+            hint="`dumpe2fs -h` shows them, `tune2fs -e continue` sets one; `sms overlay restore latest` replaces it",
+        )
 
 
 def _check_layers(host: Host, path: str) -> None:

@@ -169,13 +169,14 @@ LIES = {
     "nothing": "exit 0",
     "a failure": "echo no >&2; exit 77",
     "killed": "kill -KILL $$",
+    "zeros": "echo 0 0",
     "numbers that are none": "echo 99999999999999999999999999 -1 nan 1e999 0x7fffffffffffffff",
     "objects within objects": "printf '[%.0s' $(/opt/kept/seq 50000)",
     "bytes that are no text": "head -c 65536 /dev/urandom",
     "options and paths": "echo --help -rf ../../../../etc/sms-canary /etc/shadow",
 }
 """What a program of the container answers."""
-LIARS = ("scontrol", "squeue", "sinfo", "sacctmgr", "chronyc", "postqueue")
+LIARS = ("scontrol", "squeue", "sinfo", "sacctmgr", "chronyc", "postqueue", "df")
 LIE = f"""{REPLACE}
 for name in yes seq; do cp -a "$(command -v $name)" /opt/kept/$name; done
 replace "#!/bin/bash

@@ -199,6 +199,7 @@ FAULTS = {
     "no blocks in a group": (1024 + 32, struct.pack("<I", 0)),
     "inodes of another size": (1024 + 88, struct.pack("<H", 0xFFFF)),
     "groups that lie elsewhere": (2048, b"\xff" * 64),
+    "a panic of the kernel at an error": (1024 + 60, struct.pack("<H", 3)),
     "features of a later time": (1024 + 96, struct.pack("<I", 0x7FFFFFFF)),
 }
 """File systems that are none: what is written where. The superblock is at 1024 (fs/ext4/ext4.h)."""

@@ -60,6 +60,20 @@ ROWS = [
         ("migrate",),
         f"{INSIDE}::test_another_program_replies_as_its_supervisor",
     ),
+    Row(
+        CONTAINER,
+        PARSERS,
+        "an overlay without a size",
+        ("status",),
+        "tests/unit/services/test_nodes.py::test_a_size_that_no_overlay_has_is_none",
+    ),
+    Row(
+        ADMIN_HOST,
+        PARSERS,
+        "times in its history and its records that are none",
+        ("journal", "vm snapshot"),
+        "tests/unit/services/test_journal.py::test_a_time_of_another_machine_may_be_anything",
+    ),
     Row(CONTAINER, MOUNTS, "links of the overlay that lead to the host", AT_REST, IMPLANTED),
     Row(CONTAINER, MOUNTS, "the folder in which apply writes is a link", ("apply",), IMPLANTED),
     Row(
@@ -75,6 +89,14 @@ ROWS = [
         "the same in each program that joins",
         ("exec",),
         f"{CONFINED}::test_a_program_that_joins_is_no_way_to_apptainers_programs",
+    ),
+    Row(
+        CONTAINER,
+        PROC,
+        "what its shell has open, and prints, while the confinement is checked",
+        ("start", "migrate"),
+        "tests/unit/services/test_confinement.py::"
+        "test_a_program_that_joins_holds_no_file_of_the_host_and_fills_nothing",
     ),
     Row(
         CONTAINER,
@@ -182,6 +204,13 @@ ROWS = [
     Row(
         OLD_NODE,
         PARSERS,
+        "lines whose work is the square of their number",
+        ("survey",),
+        "tests/unit/adopt/test_survey_bounds.py::test_twice_the_input_is_twice_the_work",
+    ),
+    Row(
+        OLD_NODE,
+        PARSERS,
         "text that costs a pattern much time",
         ("survey",),
         "tests/unit/adopt/test_survey.py::test_no_text_of_the_host_keeps_the_reader_busy",
@@ -248,6 +277,27 @@ ROWS = [
             (PARSERS, "output of a container", ("status",), "test_no_output_of_a_container_confuses_a_verb"),
             (PARSERS, "bodies that need memory", DEPLOYED, "test_memory_is_bounded"),
         )
+    ),
+    *(
+        Row(STORE, PARSERS, attack, STORED, f"tests/unit/snapshots/test_hostile_image.py::{test}")
+        for attack, test in (
+            ("counts of a superblock that need memory", "test_counts_of_the_superblock_cost_no_memory"),
+            (
+                "lists of blocks that contain themselves",
+                "test_lists_that_contain_themselves_are_followed_as_often_as_there_are_blocks",
+            ),
+            (
+                "fields of a superblock together",
+                "test_no_combination_of_fields_costs_memory_or_ends_in_another_error",
+            ),
+        )
+    ),
+    Row(
+        STORE,
+        MOUNTS,
+        "mount options in a superblock, such as errors=panic",
+        ("overlay pull", "start"),
+        "tests/unit/overlay/test_layers_are_folders.py::test_mount_options_of_the_superblock_are_refused",
     ),
     *(
         Row(STORE, kind, attack, verbs, f"tests/real/snapshots/test_hostile_store.py::{test}")

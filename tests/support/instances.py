@@ -22,6 +22,10 @@ def lists(running: Sequence[Instance]) -> Callable[[tuple[str, ...], bytes | Non
     return answer
 
 
+OPTIONS = "Default mount options:    user_xattr acl\nErrors behavior:          Continue\n"
+"""What `dumpe2fs -h` prints of an overlay as Apptainer makes it."""
+
+
 def list_layers() -> str:
     """Return what `debugfs -R "ls -p /"` prints of a sound overlay."""
     return "".join(f"/12/040755/0/0/{name}//\n" for name in LAYERS)

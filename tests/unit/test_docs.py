@@ -203,3 +203,14 @@ OTHERS = {
     "the image holds secrets",
 }
 """Words of Apptainer and Slurm, and of the definition's %test."""
+
+
+def test_tests_that_the_page_on_security_names_exist() -> None:
+    """A sentence there is as true as its test."""
+    folder = ROOT / "tests"
+    files = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("test_*.py")}
+    defined = set(re.findall(r"def (test_\w+)", "\n".join(files.values())))
+    named = set(re.findall(r"`(test_\w+)`", DOCS["security"]))
+    assert named and named - defined == set()
+    paths = set(re.findall(r"`(?:tests/)?((?:unit|real)/[\w/]+\.py)`", DOCS["security"]))
+    assert paths and paths - files.keys() == set()

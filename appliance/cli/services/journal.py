@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import time
 from collections.abc import Mapping
 
 from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, verb
 from appliance.text import one_line
+from appliance.units import format_time
 
 EXAMPLES = """\
   sms journal                    the last 30 lines of all admin hosts
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 def text_of(line: Mapping[str, object]) -> str:
     """Return the text of one line."""
     at = line.get("at")
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "?" * 19
+    when = format_time(at) if isinstance(at, int | float) else "?" * 19
     head = " ".join(_plain(line.get(name, "?")) for name in HEAD[1:])
     facts = [f"{name}={_plain(value)}" for name, value in line.items() if name not in HEAD and value not in ("", None)]
     return f"{when}  {head}" + (f": {', '.join(facts)}" if facts else "")

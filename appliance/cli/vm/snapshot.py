@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -103,7 +102,9 @@ def elsewhere(counts: Mapping[str, int]) -> str:
 
 def line(one: VmSnapshot) -> str:
     """Return a line that describes a snapshot."""
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.taken))
+    from appliance.units import format_time
+
+    when = format_time(one.taken)
     how = f"frozen {one.frozen_ms:.0f} ms" if one.running else "off"
     words = [f"{one.name:32} {when}  {one.size_bytes >> 20:6} MiB  {how}", *(() if one.verified else ("not verified",))]
     return "  ".join([*words, *((one.reason,) if one.reason else ())])

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _lines(found: VmStatus) -> Iterator[str]:
     from appliance.cli.vm.snapshot import elsewhere
     from appliance.operations.site.ca import ISSUER_SOON_DAYS
-    from appliance.units import format_age
+    from appliance.units import format_age, format_time
 
     facts = [("vm", f"{found.cluster}, {found.address}: {_state(found)}")]
     if found.running:
@@ -80,7 +80,7 @@ def _lines(found: VmStatus) -> Iterator[str]:
         names = ", ".join(one_line(str(name)) for name in refused[:5]) + (" and others" if len(refused) > 5 else "")
         facts.append(("WARNING", f"requests with certificates of {names} were refused: `sms node show NODE`"))
     if found.snapshots:
-        newest = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.newest_snapshot))
+        newest = format_time(found.newest_snapshot)
         facts.append(("snapshots", f"{found.snapshots}, the newest of {newest}"))
     if found.snapshots_elsewhere:
         here = "" if found.snapshots else f"none on {found.host}; "

@@ -8,6 +8,7 @@ from appliance.errors import SmsError
 from appliance.operations.context import Cluster
 from appliance.operations.env import Event
 from appliance.operations.history import read_history
+from appliance.units import read_time
 
 
 @dataclass(frozen=True)
@@ -51,5 +52,4 @@ def read_journal(cluster: Cluster, only: str | None, *, last: int) -> Journal:
 
 
 def _time_of(line: Event) -> float:
-    at = line.get("at")
-    return float(at) if isinstance(at, int | float) else 0.0
+    return read_time(line.get("at"))

@@ -28,6 +28,8 @@ CHANGE = "(CHANGE)"
 LOWEST_ID = 100
 """Smaller ids belong to the distribution."""
 DEFAULT_PORT = "6817"
+MOST_EXPANDED = 1_000_000
+"""Names in the lists of all nodes and partitions; each line may have those of a whole cluster."""
 CONFIGLESS_SETTING = "enable_configless"
 
 
@@ -275,12 +277,16 @@ def _nodes(draft: Draft, slurm: Slurm) -> set[str]:
     """Add the nodes; return their names."""
     names: set[str] = set()
     good: list[SlurmNode] = []
+    count = 0
     for entry in slurm.nodes:
         cpus, memory = (_value(entry, key) for key in ("cpus", "realmemory"))
         cpus = cpus or _value(entry, "procs")
         extra = _rest(entry, {"cpus", "procs", "realmemory", "nodeaddr"}) or None
         try:
+            if count > MOST_EXPANDED:
+                raise HostListError("too many names before it")
             expanded = set(expand(entry.name))
+            count += len(expanded)
             node = SlurmNode(
                 name=entry.name,
                 address=_value(entry, "nodeaddr") or None,
@@ -316,18 +322,23 @@ def _nodes(draft: Draft, slurm: Slurm) -> set[str]:
 def _partitions(draft: Draft, slurm: Slurm, names: set[str]) -> set[str]:
     """Add the partitions; return their names."""
     sets = {value for line in slurm.settings for key, value in line_settings(line)[:1] if key == "nodeset"}
-    good: list[SlurmPartition] = []
+    good: dict[str, SlurmPartition] = {}
+    count, default = 0, False
     for entry in slurm.partitions:
         try:
             nodes = _value(entry, "nodes") or "ALL"
-            if nodes.upper() != "ALL" and set(expand(nodes)) - names - sets:
+            if count > MOST_EXPANDED:
+                raise ValueError("too many names before it")
+            listed = set(expand(nodes)) if nodes.upper() != "ALL" else set()
+            count += len(listed)
+            if listed - names - sets:
                 raise ValueError("unknown nodes")
-            if any(one.name == entry.name for one in good):
+            if entry.name in good:
                 raise ValueError("twice")
             partition = SlurmPartition(
                 name=entry.name,
                 nodes="ALL" if nodes.upper() == "ALL" else nodes,
-                default=_value(entry, "default").upper() == "YES" and not any(one.default for one in good),
+                default=_value(entry, "default").upper() == "YES" and not default,
                 max_time=_value(entry, "maxtime").upper() or "INFINITE",
                 extra=_rest(entry, set(SET_BY_KEY)) or None,
             )
@@ -335,18 +346,19 @@ def _partitions(draft: Draft, slurm: Slurm, names: set[str]) -> set[str]:
             todo = "write it into `slurm.partitions` by hand: its name, its time limit, or nodes that no line defines"
             draft.find("Slurm", f"PartitionName {entry.name[:SHORT]} cannot be read", "left", slurm.file, todo)
             continue
-        good.append(partition)
+        good[partition.name] = partition
+        default = default or partition.default
     if good:
         draft.add("  partitions:", f"PartitionName lines of {slurm.file} and what it includes")
         draft.find("Slurm", f"partitions: {len(good)}", "carried", slurm.file)
-    for partition in good:
+    for partition in good.values():
         draft.add(f"    - name: {quoted(partition.name)}")
         draft.add(f"      nodes: {quoted(partition.nodes)}")
         draft.add(f"      default: {'true' if partition.default else 'false'}")
         draft.add(f"      max_time: {quoted(partition.max_time)}")
         if partition.extra:
             draft.add(f"      extra: {quoted(partition.extra)}")
-    return {partition.name for partition in good}
+    return set(good)
 
 
 def _extra(draft: Draft, context: Context, slurm: Slurm, defined: set[str]) -> None:
@@ -364,15 +376,11 @@ def _extra(draft: Draft, context: Context, slurm: Slurm, defined: set[str]) -> N
         draft.find("Slurm", f"AuthType {auth}", "left", slurm.file, todo)
     sections = {one.name: one for one in kept_files(frames, slurm.file, list(slurm.included))}
     carried = {path: name for path, section in sections.items() if (name := _keep_file(draft, section))}
-    lines = []
+    lines, kept = [], set(carried.values())
     for line in slurm.settings:
         text = _moved(line, carried)
         missing = next((path for path in _programs(text) if path.startswith(f"{FOLDER}/")), "")
-        if (
-            not fits(Line, text)
-            or "REDACTED" in text
-            or (missing and missing.rpartition("/")[2] not in carried.values())
-        ):
+        if not fits(Line, text) or "REDACTED" in text or (missing and missing.rpartition("/")[2] not in kept):
             todo = "write it into `slurm.extra` by hand"
             draft.find("Slurm", f"setting {line[:SHORT]}", "left", slurm.file, todo)
             continue
@@ -397,7 +405,7 @@ def _programs(line: str) -> list[str]:
 
 def _moved(line: str, carried: Mapping[str, str]) -> str:
     """Return a line with the paths that the carried files have in the container."""
-    for path in _programs(line):
+    for path in dict.fromkeys(_programs(line)):
         if path in carried:
             line = line.replace(path, f"{FOLDER}/{carried[path]}")
     if line.lower().startswith("slurmctldparameters=") and CONFIGLESS_SETTING not in line:

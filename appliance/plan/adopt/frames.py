@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 FILE_STATES = ("read", "cut", "special", "unreadable", "skipped", "secret", "there")
 MOST_SECTIONS = 2000
+LARGEST = 2 << 20
+"""Bytes of a section; the script sends at most half of that."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ def read_frames(data: bytes) -> Frames:
 
 def _add(found: Frames, header: list[str], body: bytes, ended: int) -> None:
     kind, name, status = header[:3]
+    if len(body) > LARGEST:
+        body, status = body[:LARGEST], "cut"
     if kind == "@run":
         found.runs.setdefault(name, Section(name, status, body, ended))
         return

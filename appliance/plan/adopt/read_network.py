@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface
 
 from appliance.catalog.model import Service
 from appliance.plan.adopt.frames import Frames
@@ -19,23 +20,27 @@ INTERPRETERS = ("sh", "bash", "env", "perl", "python3", "sshd")
 SEVERAL = ("dnsmasq", "systemd", "xinetd", "inetd", "docker-proxy")
 """Programs that serve several services: the port decides."""
 MOST = 500
+MOST_ADDRESSES = 20
+"""Of an interface."""
+LONGEST_LINE = 4096
+"""Characters of a line of output that are read: what is searched in one takes the square of its length."""
 
 
 def read_links(frames: Frames) -> tuple[Link, ...]:
     """Return the interfaces with their addresses, in the order of the kernel."""
-    addresses: dict[str, list[str]] = {}
+    addresses: dict[tuple[str, str], list[str]] = {}
     for line in frames.output("addresses"):
         if found := re.match(r"[0-9]+: ([^\s@]+)(?:@\S+)?\s+(inet6?) (\S+)(.*)", line):
             if "scope link" in found[4] and found[2] == "inet6":
                 continue
-            known = addresses.setdefault(found[1], [])
-            known.insert(len([one for one in known if ":" not in one]) if found[2] == "inet" else len(known), found[3])
+            addresses.setdefault((found[1], found[2]), []).append(found[3])
     links = []
     for line in frames.output("links")[:MOST]:
         if found := re.match(r"[0-9]+: ([^\s:@]+)(?:@([^\s:]+))?: <([^>]*)>(.*)", line):
             rest = found[4].replace("\\", " ")
             kind = next((one for one in KINDS if re.search(rf"(?<![\w-]){one}(?![\w-])", rest)), "")
             vlan = re.search(r"vlan protocol \S+ id ([0-9]{1,4})", rest)
+            own = [one for family in ("inet", "inet6") for one in addresses.get((found[1], family), [])]
             links.append(
                 Link(
                     name=printable(found[1], 15),
@@ -46,7 +51,7 @@ def read_links(frames: Frames) -> tuple[Link, ...]:
                     master=_first(r"master (\S{1,15})", rest),
                     parent=found[2] if found[2] and kind != "veth" else "",
                     vlan=int(vlan[1]) if vlan else None,
-                    addresses=tuple(printable(one, 60) for one in addresses.get(found[1], [])[:20]),
+                    addresses=tuple(printable(one, 60) for one in own[:MOST_ADDRESSES]),
                 )
             )
     return tuple(links)
@@ -82,21 +87,26 @@ def find_inner(links: Sequence[Link], public: str, hints: Sequence[str]) -> str:
     Args:
         hints: addresses that are in it: of the controller, of nodes.
     """
+    known = sorted(int(one) for one in map(_address_of, hints) if one)
     able = [link for link in links if link.name != public and not link.name.startswith(INNER) and addresses_of(link)]
 
     def score(link: Link) -> tuple[int, int]:
-        networks = [one.network for one in addresses_of(link)]
-        inside = sum(any(_within(hint, network) for network in networks) for hint in hints)
+        networks = {one.network for one in addresses_of(link)}
+        # Not a comparison of each address with each network: the node chooses how many there are.
+        inside = sum(
+            bisect_left(known, int(network.broadcast_address) + 1) - bisect_left(known, int(network.network_address))
+            for network in networks
+        )
         return inside, max(network.num_addresses for network in networks)
 
     return max(able, key=score).name if able else ""
 
 
-def _within(hint: str, network: object) -> bool:
+def _address_of(hint: str) -> IPv4Address | None:
     try:
-        return IPv4Interface(hint).ip in network  # type: ignore[operator]
+        return IPv4Interface(hint).ip
     except ValueError:
-        return False
+        return None
 
 
 def read_processes(frames: Frames) -> dict[str, str]:
@@ -113,7 +123,8 @@ def read_listeners(frames: Frames, services: Mapping[str, Service]) -> tuple[Lis
     """Return the sockets that wait for clients of other machines or of this one."""
     units = read_processes(frames)
     found: dict[tuple[str, str], Listener] = {}
-    for line in frames.output("sockets") or frames.output("netstat"):
+    for whole in frames.output("sockets") or frames.output("netstat"):
+        line = whole[:LONGEST_LINE]
         words = line.split()
         if not words or not re.match(r"(tcp|udp)", words[0]) or len(words) < 5:
             continue

@@ -72,7 +72,7 @@ def _forwards(lines: list[str]) -> Iterable[str]:
     for action in re.findall(r"action\(([^()]*)\)", text):
         if 'type="omfwd"' not in action:
             continue
-        values: dict[str, str] = {key.lower(): value for key, value in re.findall(r'(\w+)="([^"]*)"', action)}
+        values: dict[str, str] = {key.lower(): value for key, value in re.findall(r'\b(\w+)="([^"]*)"', action)}
         mark = "@@" if values.get("protocol", "udp").lower() == "tcp" else "@"
         target = values.get("target", "")
         if target:
@@ -116,7 +116,7 @@ def merge_accounts(frames: Frames, name: str) -> tuple[str, int]:
     extra = [line for line in frames.output(name) if line.partition(":")[0] not in names]
     kept: dict[str, str] = {}
     directory = 0
-    for line in (*own, *extra):
+    for at, line in enumerate((*own, *extra)):
         words = line.split(":")
         width = 7 if name == "passwd" else 4
         number = words[2] if len(words) == width else ""
@@ -124,7 +124,7 @@ def merge_accounts(frames: Frames, name: str) -> tuple[str, int]:
             continue
         if int(number) >= FIRST_USER and int(number) not in NOBODY:
             kept[words[0]] = ":".join([words[0], "x", *words[2:]])
-            directory += line in extra
+            directory += at >= len(own)
     return "".join(f"{line}\n" for line in kept.values()), directory
 
 

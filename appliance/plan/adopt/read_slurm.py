@@ -30,6 +30,8 @@ MOST_LINES = 100_000
 """Of slurm.conf and all that it includes."""
 LONGEST_ID = 4096
 """Characters of the output of id(1) that are read."""
+LONGEST_DEFAULTS = 1024
+"""Characters of all defaults of nodes, or of partitions."""
 DEEPEST = 5
 """Levels of includes; the script of the survey reads four."""
 
@@ -49,6 +51,7 @@ class Included:
     files: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     lines: int = 0
+    seen: set[str] = field(default_factory=set)
 
 
 def find_include(line: str, path: str) -> str:
@@ -65,6 +68,7 @@ def read_lines(frames: Frames, path: str, done: Included | None = None, *, depth
     """
     done = Included() if done is None else done
     done.files.append(path)
+    done.seen.add(path)
     text = frames.files[path].text.replace("\r", "").replace("\\\n", " ")
     for raw in text.split("\n"):
         done.lines += 1
@@ -77,7 +81,7 @@ def read_lines(frames: Frames, path: str, done: Included | None = None, *, depth
             if line:
                 yield re.sub(r"\s+", " ", line)
             continue
-        if other in done.files:
+        if other in done.seen:
             done.left.append(f"{other}, which {path} includes again")
         elif other in frames.files and depth == DEEPEST:
             done.left.append(f"{other}, which is included more than {DEEPEST} levels deep")
@@ -88,8 +92,8 @@ def read_lines(frames: Frames, path: str, done: Included | None = None, *, depth
 def find_included(frames: Frames, folder: str = "") -> Included:
     """Return what slurm.conf includes, and what of it was left out."""
     done, file = Included(), find_conf(frames, folder)
-    for _ in read_lines(frames, file, done) if file else ():
-        pass
+    if file:
+        read_entries(frames, file, done)
     return done
 
 
@@ -142,18 +146,26 @@ def read_slurm(frames: Frames, folder: str = "") -> Slurm | None:
     )
 
 
-def read_entries(frames: Frames, file: str) -> tuple[list[Entry], list[Entry]]:
-    """Return the nodes and the partitions of a slurm.conf with what it includes; each has the defaults before it."""
+def read_entries(frames: Frames, file: str, done: Included | None = None) -> tuple[list[Entry], list[Entry]]:
+    """Return the nodes and the partitions of a slurm.conf with what it includes; each has the defaults before it.
+
+    Defaults that are too long are left out: each entry would have a copy.
+    """
+    done = Included() if done is None else done
     found: dict[str, list[Entry]] = {NODE_KEY: [], PARTITION_KEY: []}
     defaults: dict[str, dict[str, str]] = {NODE_KEY: {}, PARTITION_KEY: {}}
-    for line in read_lines(frames, file):
+    for line in read_lines(frames, file, done):
         settings = line_settings(line)
         key = settings[0][0] if settings else ""
         if key not in found:
             continue
         name, given = settings[0][1], _named(line)
         if name.upper() == "DEFAULT":
-            defaults[key].update(given)
+            more = {**defaults[key], **given}
+            if sum(len(one) + len(value) for one, value in more.items()) <= LONGEST_DEFAULTS:
+                defaults[key] = more
+            else:
+                done.left.append(f"defaults of {key} with more than {LONGEST_DEFAULTS} characters")
         else:
             # Keys of Slurm are case-insensitive.
             merged = {one.lower(): (one, value) for one, value in (*defaults[key].items(), *given.items())}
@@ -177,8 +189,9 @@ def kept_files(frames: Frames, file: str, included: list[str]) -> list[Section]:
         for key, value in line_settings(line)[:1]
         if key in ("prologslurmctld", "epilogslurmctld")
     ]
-    found += [frames.files[one] for one in programs if one in frames.files and frames.files[one] not in found]
-    return [one for one in found if one.name not in included]
+    sections = {one.name: one for one in found} | {one: frames.files[one] for one in programs if one in frames.files}
+    left = set(included)
+    return [one for name, one in sections.items() if name not in left]
 
 
 def _named(line: str) -> dict[str, str]:

@@ -72,7 +72,7 @@ def _read(frames: Frames, services: Mapping[str, Service], request: Request) -> 
     links, slurm = read_links(frames), read_slurm(frames, request.folder)
     public, gateway = find_default(frames)
     tables, broken = read_provisioners(frames)
-    hints = re.findall(r"[0-9]+(?:\.[0-9]+){3}", " ".join(slurm.controllers)) if slurm else []
+    hints = re.findall(r"(?<![0-9])[0-9]{1,3}(?:\.[0-9]{1,3}){3}", " ".join(slurm.controllers)) if slurm else []
     hints += [node.address for table in tables for node in table.nodes if node.address][:1000]
     hints += _first_addresses(slurm)
     hints += re.findall(r"^([0-9]+(?:\.[0-9]+){3})\s", frames.text("/etc/hosts"), re.MULTILINE)[:1000]
@@ -108,7 +108,7 @@ def _read(frames: Frames, services: Mapping[str, Service], request: Request) -> 
 def _first_addresses(slurm: Slurm | None) -> list[str]:
     """Return the first address of each NodeAddr."""
     values = [one.settings.get("NodeAddr", "") for one in slurm.nodes] if slurm else []
-    return [re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", value) for value in values]
+    return [re.sub(r"\[([0-9]+)[^\[\]]*\]", r"\1", value) for value in values]
 
 
 def _system(frames: Frames) -> System:
@@ -204,6 +204,8 @@ def _unread(frames: Frames, broken: tuple[str, ...], folder: str) -> Iterator[Fi
     for name, run in frames.runs.items():
         if run.status == "skipped" or _timed_out(run):
             yield check(f"`{name}` did not end in time", "", "run it on the host")
+        elif run.status == "cut":
+            yield check(f"`{name}` printed too much", "", CUT_HINT)
     included = find_included(frames, folder)
     for text in included.left[:MOST_LEFT]:
         yield check(f"not read: {text}", included.files[0], "each file is read once: correct the lines Include")

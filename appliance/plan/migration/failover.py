@@ -8,6 +8,7 @@ from typing import Any
 
 from appliance.plan.snapshots.retention import RESTORE
 from appliance.shared.order import order
+from appliance.units import read_time
 
 HistoryLine = Mapping[str, Any]
 """One line of the history of a host."""
@@ -114,14 +115,10 @@ def find_open_failover(history: Iterable[HistoryLine], *, top: int, holds_lease:
                 bool(line.get("shared")),
                 snapshot if isinstance(snapshot, int) else None,
                 generation=generation if isinstance(generation, int) else 0,
-                taken=_time(line.get("taken")),
-                began=_time(line.get("at")),
+                taken=read_time(line.get("taken")),
+                began=read_time(line.get("at")),
                 overlay=overlay if isinstance(overlay, int) else None,
             )
         elif failover and event == "restored" and found:
             found = replace(found, restored=True)
     return found if found and (holds_lease or top <= found.generation) else None
-
-
-def _time(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

@@ -129,7 +129,7 @@ def read_inside(output: str, user: str) -> Inside:
     nodes = read_nodes(lines, user)
     problem = "; ".join(parts.get("error", ())) or ("the output of sinfo has an unknown form" if lines else "")
     return Inside(
-        {"size": int(space[1]), "used": int(space[2])} if space else {},
+        {"size": int(space[1]), "used": int(space[2])} if space and int(space[2]) <= int(space[1]) > 0 else {},
         tuple(_read_processes("\n".join(parts.get("process", ())), float(uptime[0]) if uptime else 0.0)),
         nodes,
         "" if nodes else one_line(problem, 200),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from appliance.catalog import read_catalog
-from appliance.plan.adopt.frames import Frames, Section, read_frames
+from appliance.plan.adopt.frames import LARGEST, Frames, Section, read_frames
 from appliance.plan.adopt.read_slurm import DEEPEST, find_included
 from appliance.plan.adopt.survey import MOST_LEFT, Request, examine
 from appliance.share import share
@@ -65,6 +70,8 @@ HANGS = {
     CONF: "\n",
     "/etc/slurm/slurm.conf ": "NodeName=a[1",
 }
+BEGUN = {"NodeName=a NodeAddr=": "[1", "SlurmctldHost=": "1", "NodeName=": "a,", "NodeName=b[1-2]": "[1-2]"}
+"""The same within one setting."""
 """By file, what it consists of; patterns of regular expressions took the square of its length."""
 
 
@@ -75,8 +82,117 @@ def test_no_pattern_takes_the_square_of_a_file(path: str) -> None:
     left(frames_of({name: OWN + text if name == CONF else text}))
 
 
-def test_no_pattern_takes_the_square_of_an_output() -> None:
-    left(frames_of({}, {"slurm-user": ("uid=1(" * SIZE)[:SIZE]}))
+@pytest.mark.parametrize("begin", BEGUN)
+def test_no_pattern_takes_the_square_of_a_setting(begin: str) -> None:
+    left(frames_of({CONF: f"{OWN}{begin}{(BEGUN[begin] * SIZE)[:SIZE]}\n"}))
+
+
+OUTPUTS = {"slurm-user": "uid=1(", "netstat": "1"}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_no_pattern_takes_the_square_of_an_output(name: str) -> None:
+    begin = "tcp LISTEN 0 1 0.0.0.0:1 " if name == "netstat" else ""
+    left(frames_of({}, {name: begin + (OUTPUTS[name] * SIZE)[:SIZE]}))
+
+
+class Compared(str):
+    """A line that counts with what it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.compared += 1
+        return super().__eq__(other)
+
+
+class Lines(Frames):
+    """Sections whose lines are ``Compared``."""
+
+    def output(self, name: str) -> list[str]:
+        return [Compared(line) for line in super().output(name)]
+
+
+def steps_of(work: Callable[[], object]) -> int:
+    """How many lines of Python a call runs, and how many lines of outputs it compares."""
+    found = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal found
+        found += event == "line"
+        return trace
+
+    Compared.compared, before = 0, sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return found + Compared.compared
+
+
+def many(count: int, line: str) -> str:
+    return "".join(line.format(number) + "\n" for number in range(count))
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Parts of a survey, by path and by name: what is there first, and a line for each number."""
+
+    files: dict[str, tuple[str, str]] = field(default_factory=dict)
+    runs: dict[str, str] = field(default_factory=dict)
+
+
+ADDRESS = "{0}: e{0} inet 10.{0}.0.1/16 scope global"
+GROWN = {
+    "accounts of a directory": Grown(runs={"passwd": "u{0}:x:1{0:05}:100::/:/bin/sh"}),
+    "interfaces and addresses of nodes": Grown(
+        {CONF: (OWN, "NodeName=n{0} NodeAddr=10.1.{0}.1")},
+        {"addresses": ADDRESS, "links": "{0}: e{0}: <UP> mtu 1500 link/ether 02:00:00:00:00:01"},
+    ),
+    "addresses of one interface": Grown(runs={"addresses": "1: e0 inet 10.0.{0}.1/24 scope global"}),
+    "partitions": Grown({CONF: (f"{OWN}NodeName=a\n", "PartitionName=p{0} Nodes=a")}),
+    "defaults": Grown({CONF: (OWN, "NodeName=DEFAULT Feature={0:0900}\nNodeName=n{0}")}),
+    "includes of one file": Grown({CONF: (OWN, "Include other{0}.conf")}),
+    "prologs": Grown({CONF: (OWN, "PrologSlurmctld=/opt/p{0}")}),
+    "sockets": Grown(runs={"sockets": "tcp LISTEN 0 1 0.0.0.0:{0} *:*"}),
+    "cron": Grown({"/etc/crontab": ("", "1 2 3 4 5 root /bin/x{0}")}),
+    "time servers": Grown({"/etc/chrony.conf": ("", "server s{0}")}),
+    "leases": Grown({"/etc/dhcp/dhcpd.conf": ("", "host h{0} {{ hardware ethernet 02:00:00:00:00:01; }}")}),
+    "rows of xCAT": Grown(runs={"xcat-nodelist": "#node,groups\nn{0},all"}),
+    "rules": Grown(runs={"nft": "masquerade {0}"}),
+}
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_twice_the_input_is_twice_the_work(name: str) -> None:
+    grown = GROWN[name]
+
+    def steps(count: int) -> int:
+        made = Lines()
+        for path, (begin, line) in {CONF: (OWN, ""), **grown.files}.items():
+            made.files[path] = Section(path, "read", (begin + (many(count, line) if line else "")).encode())
+        for run, line in grown.runs.items():
+            made.runs[run] = Section(run, "read", many(count, line).encode())
+        return steps_of(lambda: examine(made, SERVICES, Request("sms-old", "host-a")))
+
+    none, once, twice = steps(0), steps(120), steps(240)
+    assert twice - none <= 2.3 * (once - none)
+
+
+@pytest.mark.parametrize("key", ["NodeName=n[1-60000]", "PartitionName=p{0} Nodes=n[1-60000]"])
+def test_lists_of_a_whole_cluster_in_each_line_are_not_all_expanded(key: str) -> None:
+    files = {CONF: f"{OWN}NodeName=n[1-60000]\n{many(60, key)}"}
+    found, _ = examine(frames_of(files), SERVICES, Request("sms-old", "host-a"))
+    kinds = [one.what for one in found.findings if "cannot be read" in one.what]
+    assert 40 <= len(kinds) < 60
+
+
+def test_a_section_is_cut_where_the_script_would_have_cut_it() -> None:
+    data = b"@file /etc/aliases read 5000000 644 0 0\n " + b"x" * 5_000_000 + b"\n@end\n@done\n"
+    section = read_frames(data).files["/etc/aliases"]
+    assert (section.status, len(section.body)) == ("cut", LARGEST)
 
 
 NUMBERS = ["1" * 5000, "²", "-1", "1e9", ""]

@@ -25,7 +25,7 @@ from tests.places import DEBIAN_SITE
 from tests.sites import open_debian
 from tests.support.env import Serial
 from tests.support.fake import Answer, Fake
-from tests.support.instances import LIST, list_layers, lists
+from tests.support.instances import LIST, OPTIONS, list_layers, lists
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ from tests.support.instances import LIST, list_layers, lists
     ],
 )
 def test_exit_statuses_of_e2fsck(status: int, said: str, words: str | None) -> None:
-    host = Fake({("e2fsck",): (status, said), ("debugfs",): (0, list_layers())})
+    host = Fake({("e2fsck",): (status, said), ("dumpe2fs",): (0, OPTIONS), ("debugfs",): (0, list_layers())})
     if words is None:
         ext3.check(host, "x.img")
     else:

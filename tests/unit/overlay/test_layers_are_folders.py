@@ -1,4 +1,4 @@
-"""An overlay of elsewhere, such as a restored snapshot, whose layers are links: mounts of it would be on the host."""
+"""An overlay of elsewhere, such as a restored snapshot: its layers are links, or its superblock has mount options."""
 
 from __future__ import annotations
 
@@ -64,6 +64,21 @@ def test_layers_of_a_snapshot_are_checked(tmp_path: Path, need: Need, case: str)
     else:
         with pytest.raises(Damage, match="is not a folder"):
             _check_layers(image)
+
+
+OPTIONS = (["-e", "panic"], ["-E", "mount_opts=data=journal"], ["-o", "nobarrier"])
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids="".join)
+def test_mount_options_of_the_superblock_are_refused(tmp_path: Path, need: Need, option: list[str]) -> None:
+    """With errors=panic, damage that is found while it is mounted would end the host."""
+    image = make_overlay(tmp_path, SOUND)
+    subprocess.run([need("tune2fs"), *option, image], check=True)
+    data = image.read_bytes()
+    with pytest.raises(ext.Unknown, match="mount options"):
+        ext.Image(lambda offset, size: data[offset : offset + size])
+    with pytest.raises(SmsError, match="mount options"):
+        ext3.check(Local(), str(image))
 
 
 @pytest.mark.parametrize("link", ["", "upper", "work"])

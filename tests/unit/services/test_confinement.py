@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -22,7 +26,7 @@ from appliance.plan.services.confinement import (
     is_unconfined,
 )
 from appliance.share import share
-from tests.confined import confined_output, status_of
+from tests.confined import INSPECT, confined_output, status_of
 from tests.places import DEBIAN_SITE
 
 SITE = open_site(DEBIAN_SITE).site
@@ -213,3 +217,29 @@ def test_what_joins_an_instance_is_checked_too(joined: str, gap: str) -> None:
     first = confined_output(LITTLE, joined=False)
     gaps = find_instance_gaps(f"{first}joined\n{joined}", LITTLE)
     assert gaps[0] == f"a program that joins it: {gap}"
+
+
+JOIN = """
+import json, os, sys
+held = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)]
+kinds = {one: os.readlink("/proc/self/fd/%d" % one)[:5] for one in held}
+with open(sys.argv[1], "w") as stream:
+    json.dump(kinds, stream)
+written = 0
+try:
+    while written < 32 << 20:
+        written += os.write(1, b"x" * 65536)
+finally:
+    with open(sys.argv[1] + ".written", "w") as stream:
+        stream.write(str(written))
+"""
+"""In the place of the overlay's shell: what it has open, and how much of its output is kept."""
+
+
+def test_a_program_that_joins_holds_no_file_of_the_host_and_fills_nothing(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    argv = [*INSPECT, str(os.getpid()), sys.executable, "-c", JOIN, str(report)]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+    assert set(json.loads(report.read_text()).values()) == {"pipe:"}
+    assert int(Path(f"{report}.written").read_text()) < 1 << 20
+    assert b"unshare" not in done.stdout

@@ -323,3 +323,9 @@ def test_stopped_processes_of_services() -> None:
     found = find_stopped(inside.processes)
     assert [(process.pid, process.name) for process in found] == [(30, "a) S 1 (b"), (31, "x y")]
     assert read_inside("space x\nuptime y\nprocess z\n", "").space == {}
+
+
+@pytest.mark.parametrize("space", ["0 0", "0 5", "10 11", "9" * 30 + " 1"])
+def test_a_size_that_no_overlay_has_is_none(space: str) -> None:
+    """A `df` of the container's own may print it: verbs divide by it."""
+    assert read_inside(f"space {space}\n", "").space == {}

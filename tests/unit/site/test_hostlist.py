@@ -84,3 +84,9 @@ def test_any_text_is_expanded_or_refused(text: str) -> None:
         return
     assert 1 <= len(hosts) <= MAX_HOSTS
     assert not any(set(host) & set("[],") for host in hosts)
+
+
+@pytest.mark.parametrize("text", ["n" * 300, "n[1-2]" + "[1]" * 300, "n[1-65533]" * 3, "a" * 200 + "[1-9]" + "b" * 60])
+def test_long_names_cost_no_memory(text: str) -> None:
+    with pytest.raises(HostListError):
+        expand(text)

@@ -37,7 +37,7 @@ from appliance.tools.agent import Agents
 from tests.confined import confined_output
 from tests.sites import open_debian
 from tests.support.env import Serial
-from tests.support.instances import list_layers
+from tests.support.instances import OPTIONS, list_layers
 from tests.unit.migration.model import engine
 from tests.unit.migration.model.engine import effect
 from tests.unit.migration.model.system import RUN_EVENTS, SLEEP_S, ModelSystem, pid_of
@@ -256,6 +256,7 @@ def _prints(text: str) -> Callable[[ModelHost, tuple[str, ...]], Any]:
 
 ANSWERS: dict[str, Callable[[ModelHost, tuple[str, ...]], Any]] = {
     **dict.fromkeys(("mkdir", "sync", "e2fsck", "env", "logger", "ln", "rm"), _prints("")),
+    "dumpe2fs": _prints(OPTIONS),
     "debugfs": lambda host, argv: list_layers() if "ls -p /" in argv else "",
     "query": lambda host, argv: effect("query", host.name, bool(argv[5])),
     "query-overlay": lambda host, argv: effect("query_overlay", host.name),
