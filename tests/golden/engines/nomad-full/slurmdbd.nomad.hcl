@@ -482,11 +482,11 @@ if [ -n "$overlay" ]; then
     mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
-        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,ro,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
-        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,noatime,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
@@ -788,11 +788,11 @@ if [ -n "$overlay" ]; then
     mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
-        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,ro,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
-        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,noatime,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
@@ -1124,11 +1124,11 @@ if [ -n "$overlay" ]; then
     mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
-        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,ro,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
-        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,noatime,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
@@ -1449,11 +1449,11 @@ if [ -n "$overlay" ]; then
     mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
-        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,ro,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
-        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,noatime,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
@@ -1786,11 +1786,11 @@ if [ -n "$overlay" ]; then
     mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
-        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,ro,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
-        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,noatime,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
@@ -2115,11 +2115,11 @@ if [ -n "$overlay" ]; then
     mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
-        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,ro,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
-        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,noatime,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi

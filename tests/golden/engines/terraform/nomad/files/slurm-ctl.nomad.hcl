@@ -453,11 +453,11 @@ if [ -n "$overlay" ]; then
     mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
-        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,ro,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
-        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,noatime,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
@@ -753,11 +753,11 @@ if [ -n "$overlay" ]; then
     mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
-        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,ro,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
-        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,noatime,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
@@ -1073,11 +1073,11 @@ if [ -n "$overlay" ]; then
     mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
-        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,ro,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
-        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,noatime,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
@@ -1396,11 +1396,11 @@ if [ -n "$overlay" ]; then
     mount -t squashfs -o ro,nosuid,nodev "$lower" $place/image || { losetup --detach "$lower"; exit 1; }
     losetup --detach "$lower" # when it is unmounted
     if [ "$mode" = ro ]; then
-        mount -t ext3 -o loop,ro,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,ro,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/data/upper:$place/image
     else
-        mount -t ext3 -o loop,noatime,nosuid,nodev "$overlay" $place/data
+        mount -t ext3 -o loop,noatime,nosuid,nodev,errors=remount-ro "$overlay" $place/data
         check_layers
         layers=lowerdir=$place/image,upperdir=$place/data/upper,workdir=$place/data/work
     fi
