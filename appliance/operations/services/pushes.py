@@ -66,7 +66,7 @@ class Pushes:
             return ""
         host, silent = self._found
         if not host:
-            unknown = silent and one.path in JUDGED
+            unknown = silent and one.path in JUDGED and one.what != "add"  # a new VM may serve before the container
             return f"whether the services container runs is not known: {silent} does not answer" if unknown else ""
         if one.path not in JUDGED:
             programs = read_defined({CONF: self._read(CONF)}).programs.values()
