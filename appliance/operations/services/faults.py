@@ -486,7 +486,7 @@ def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
 def find_unreached(old: Defined, new: Defined) -> Iterator[Fault]:
     """Yield by what slurmctld would not find slurmd of a node, or another one, until people change it; or slurmdbd."""
     before, after = (one.plugins.get("AccountingStorageType", "") for one in (old, new))
-    if before.endswith("slurmdbd") and new.nodes and not after.endswith("slurmdbd"):
+    if before.endswith("/slurmdbd") and new.nodes and not after.endswith("/slurmdbd"):
         yield Fault(
             f"AccountingStorageType={after or 'accounting_storage/none'}: no job is recorded any more, and limits, QOS "
             "and fair share of accounts end",
