@@ -466,6 +466,7 @@ def signal_guard(playground: Playground, name: str) -> None:
 @pytest.mark.parametrize("who", [pytest.param("guard", marks=pytest.mark.full), "start"])
 def test_what_a_killed_run_held_is_released(running: Playground, who: str) -> None:
     """SIGKILL before its files are written: status names it, and the guard or the next verb ends it."""
+    running.host("node1").run("scancel", "--user", "alice")  # of other tests with this lab
     demo.wait_idle(running.host("node1"), NODES)
     applied(running, use(running, partitions=[DEFAULT, {"name": "night"}]))
     site = running.variant("fewer.yaml", lambda document: document["slurm"].update(fewer_nodes(running)))
