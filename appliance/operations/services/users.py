@@ -57,7 +57,7 @@ def find_without_directory(cluster: Cluster, host: Host, users: Set[str], *, dif
         if has:
             yield Fault(
                 f"secrets.{DIRECTORY} changes together with what needs a new instance, which cannot try it: {shown}",
-                f"apply the change of secrets.{DIRECTORY} by itself first",
+                f"apply the change of secrets.{DIRECTORY} alone first",
             )
         else:
             yield Fault(

@@ -425,7 +425,7 @@ def test_the_next_run_goes_on_after_a_killed_one(running: Playground) -> None:
 
 
 def test_losses_of_users_and_mail_are_refused(running: Playground) -> None:
-    """R15: accounts cut off; T2: an overlay whose limits would refuse all mail; R5: a node named like the container."""
+    """R15: truncated accounts; T2: an overlay whose limits would refuse all mail; R5: a node named like the container."""
     text = (running.lab.etc / "passwd").read_text()
     (running.lab.etc / "cut").write_text("")
     seen = running.sms("exec", "--", "getent", "passwd", "alice").text
@@ -478,6 +478,7 @@ def signal_guard(playground: Playground, name: str) -> None:
 @pytest.mark.parametrize("who", [pytest.param("guard", marks=pytest.mark.full), "start"])
 def test_what_a_killed_run_held_is_released(running: Playground, who: str) -> None:
     """SIGKILL before its files are written: status names it, and the guard or the next verb ends it."""
+    running.host("node1").run("scancel", "--user", "alice")  # of other tests with this lab
     demo.wait_idle(running.host("node1"), NODES)
     applied(running, use(running, partitions=[DEFAULT, {"name": "night"}]))
     site = running.variant("fewer.yaml", lambda document: document["slurm"].update(fewer_nodes(running)))
