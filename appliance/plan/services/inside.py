@@ -139,7 +139,9 @@ def read_inside(output: str, user: str) -> Inside:
         tuple(int(line) for line in parts.get("stranger", ()) if re.fullmatch(r"\d{1,10}", line)),
         read_discarded(parts.get("discarded", ())),
         tuple(one[1] for line in parts.get("unfit", ()) if (one := HELD.match(line))),
-        *(_read_number(parts.get(name, ())) for name in ("backlog", "refused", "unaccounted")),
+        backlog=_read_number(parts.get("backlog", ())),
+        refused=_read_number(parts.get("refused", ())),
+        unaccounted=_read_number(parts.get("unaccounted", ())),
         answers=tuple(filter(None, map(read_probe, parts.get("answer", ())))),
         silence=" ".join(parts.get("answer", ())),
     )

@@ -14,9 +14,11 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.operations.nodes.files import put_master, read_content, roll_back
+from appliance.operations.services.pushes import Pushes
 from appliance.plan.nodes.files import Master
 from appliance.tools.provision import Api
 from tests.servers import accepting, server_context
+from tests.sites import open_debian
 
 KEY = b"correct-horse-battery-staple"
 SHADOW = b"root:$6$saltsalt$hashhashhash:19000::::::\n"
@@ -66,11 +68,11 @@ def shown(call: Callable[[], object]) -> str:
     return text
 
 
-def test_what_was_sent_is_not_shown(api: Api) -> None:
+def test_what_was_sent_is_not_shown(api: Api, tmp_path: Path) -> None:
     """Of shadow the hashes; later requests may quote it, too."""
     shown(lambda: put_master(api, Master("/etc/munge/munge.key", KEY, mode="0400")))
     shown(lambda: put_master(api, Master("/etc/shadow", SHADOW, mode="0640")))
-    shown(lambda: roll_back(api, "/etc/motd", None))
+    shown(lambda: roll_back(api, Pushes(open_debian(tmp_path), api, "files rollback"), "/etc/motd", None))
 
 
 def test_what_was_requested_is_not_shown(api: Api) -> None:
