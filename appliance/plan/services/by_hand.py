@@ -50,7 +50,7 @@ def _binding(text: str) -> str:
 
 
 def _number(text: str) -> str:
-    """Return a number of processors or MB; 0 is no limit."""
+    """Return a number of processors or MB; 0: without a limit."""
     return minutes(text.lstrip("0") or "UNLIMITED")
 
 

@@ -124,7 +124,8 @@ def test_all_missing_programs_are_reported_at_once() -> None:
 def test_bridges_without_an_uplink(flags: list[str], kind: str, words: str) -> None:
     cluster = open_debian()
     shown = json.dumps([{"ifname": "br", "flags": flags, "linkinfo": {"info_kind": kind}}])
-    host = Fake({("ip", "-json", "-details"): (0, shown), ("ip", "-json", "link"): (0, "[]")})
+    ip = ("ip", "-json")
+    host = Fake({(*ip, "-details"): (0, shown), (*ip, "link"): (0, "[]"), (*ip, "-4"): (0, "[]")})
     with pytest.raises(Refused, match=words):
         check_networks(cluster, host)
 
