@@ -11,6 +11,7 @@ from typing import Literal
 
 from appliance.catalog import Service
 from appliance.catalog.model import SeedFile
+from appliance.plan.overlay.seed import OF_SERVICES, SECRET_PLACES, secrets_of
 
 Kind = Literal["reload", "restart"]
 SERVICES = "/etc/sms/services.json"
@@ -93,7 +94,9 @@ def _actions_of(services: Sequence[Service], change: FileChange) -> list[tuple[s
         return [(max(within, key=lambda one: len(one[0]))[1], "restart")]
     if change.path.startswith(TLS):
         return [(service.name, "restart") for service in services if service.role == "files"]
-    return []  # /etc/hosts and accounts: read at each use
+    names = {name for name in OF_SERVICES if SECRET_PLACES[name][0] == change.path}
+    # /etc/hosts and accounts are read at each use.
+    return [(service.name, "restart") for service in services if names & {*secrets_of(service)}]
 
 
 def _kind(file: SeedFile, change: FileChange) -> Kind | None:

@@ -92,12 +92,13 @@ def test_a_reboot_of_the_host_brings_it_back_where_it_ran(running: Playground) -
 
 def test_a_host_that_goes_down_in_order_keeps_the_lease(running: Playground) -> None:
     """At boot nothing that answers is stopped, whatever does not: nobody is there who could repair it."""
-    running.sms("exec", "--", "sh", "-c", "echo invalid >/etc/chrony/sms.conf")
+    running.sms("exec", "--", "sh", "-c", "cp /etc/chrony/sms.conf /root; echo invalid >/etc/chrony/sms.conf")
     running.sms("--quiet", "stop", "--keep-lease")
     assert running.instances() == [] and running.lease()["holder"] == "host-a"
     running.sms("--quiet", "start", "--boot", "--wait", "20", ok=(4,))
     assert [one["name"] for one in running.status()["services"] if not one["ok"]] == ["chrony"]
-    running.sms("--quiet", "apply")
+    running.sms("exec", "--", "cp", "/root/sms.conf", "/etc/chrony/sms.conf")
+    running.sms("--quiet", "restart", "chrony")
     wait_until(lambda: running.status()["healthy"], "health")
 
 

@@ -34,6 +34,8 @@ TABLE = [
     ("/etc/chrony/sms.conf", "a\n", "b\n", "chrony", "restart"),
     ("/etc/chrony/sms.d/site.sources", "server a iburst\n", "server b iburst\n", "chrony", "reload"),
     ("/etc/munge/munge.key", None, None, "munge", "restart"),
+    ("/etc/sssd/sssd.conf", None, None, "sssd", "restart"),
+    ("/etc/ssh/ssh_host_ed25519_key", None, None, "login", "restart"),
     ("/etc/sms/tls/cert.pem", None, None, "filesync", "restart"),
     ("/etc/hosts", "a\n", "b\n", "", ""),
     ("/etc/passwd", "a\n", "b\n", "", ""),
