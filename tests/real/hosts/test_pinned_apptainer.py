@@ -362,6 +362,7 @@ def make_checkout(machine: Machine, pins: str, available: str) -> Path:
     (checkout / ".venv" / "stamp").write_text(empty)
     (checkout / ".venv" / "core").write_text(empty)
     (checkout / ".venv" / "signatures").write_text(empty)
+    (checkout / ".venv" / "compiled").touch()
     programs = {
         "dpkg-query": 'case "$*" in *" apptainer") exit 1 ;; esac\nprintf installed\n',
         "id": f"cat {checkout}/uid\n",
