@@ -413,7 +413,7 @@ def test_the_next_run_goes_on_after_a_killed_one(running: Playground) -> None:
 
 
 def test_losses_of_users_and_mail_are_refused(running: Playground) -> None:
-    """R15: truncated accounts; T2: an overlay whose limits would refuse all mail; R5: a node named like the container."""
+    """R15: truncated accounts; T2: limits that would refuse all mail; R5: a node with the name of the container."""
     text = (running.lab.etc / "passwd").read_text()
     (running.lab.etc / "cut").write_text("")
     seen = running.sms("exec", "--", "getent", "passwd", "alice").text
