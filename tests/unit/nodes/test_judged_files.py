@@ -26,7 +26,7 @@ from tests.unit.nodes.conftest import Cluster
 
 MANY = "".join(f"u{number}:x:{2000 + number}:100::/home/u:/bin/sh\n" for number in range(30))
 ALICE = "alice:x:1500:100::/home/alice:/bin/sh\n"
-JOB = "job 7|RUNNING|alice|batch|node1||||||||||||||".replace("|", "\t") + "\nnow 1"
+JOB = "job 7|RUNNING|alice|batch|node1||||||||||||||||".replace("|", "\t") + "\nnow 1"
 PROLOG = "/etc/slurm/prolog.sh"
 
 
