@@ -100,7 +100,9 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 def cluster(tmp_path: Path) -> Cluster:
     """Its admin hosts run nothing; drills run on another machine."""
     opened = open_debian(tmp_path / "state")
-    admins = {host.name: Fake({LIST: lists([])}, name=host.name) for host in opened.site.admin_hosts}
+    admins = {
+        host.name: Fake({LIST: lists([]), ("test",): (1, "")}, name=host.name) for host in opened.site.admin_hosts
+    }
     return replace(opened, env=fake_env({**admins, "drills": Local("drills")}, here="drills"))
 
 
