@@ -95,6 +95,7 @@ def test_the_command_that_status_prints_ends_it_in_order(hosts: Hosts) -> None:
     assert hosts.status(source)["healthy"] and status(hosts, on=source)["move"] is None
 
 
+@pytest.mark.full
 def test_one_that_was_killed_is_named_with_what_ends_it(hosts: Hosts) -> None:
     """On the target, where no guard runs. The source's agent lives: it restores the services there."""
     source, target = where(hosts)

@@ -494,7 +494,7 @@ def test_what_a_killed_run_held_is_released(running: Playground, who: str) -> No
         assert any("partition night" in one and f"nodes node{NODES}" in one for one in found["warnings"]), found
         if who == "start":
             running.sms("--site", "/etc/sms/applied.yaml", "-q", "start")
-            assert states(running) == {"up", "idle"}
+            wait_until(lambda: states(running) == {"up", "idle"}, "its end", 60)  # for a moment idle*, not responding
     finally:
         signal_guard(running, "CONT")
     wait_until(lambda: states(running) == {"up", "idle"}, "its end", 60)

@@ -157,6 +157,7 @@ def test_a_start_that_is_killed_at_any_moment(site_host: Playground, delay_s: fl
         site_host.assert_nothing_runs()
 
 
+@pytest.mark.full
 def test_a_migration_there_and_back_and_a_second_instance(site_host: Playground) -> None:
     hosts = [site_host.host(name) for name in ("host-a", "host-b")]
     with unchanged(*hosts):
