@@ -16,7 +16,7 @@ from appliance.plan.services.unit import guard_unit_name, guard_unit_text
 from appliance.tools import files
 from appliance.tools.scripts import script_argv
 
-GUARD_VERSION = "8"
+GUARD_VERSION = "9"
 """What a guard does. Raise it with every change that one which runs already must not miss: the next start or scheduled
 run replaces it.
 
@@ -89,8 +89,10 @@ def ensure_guard(cluster: Cluster, host: Host) -> None:
         Busy: none runs, and another run is at work there, which may be about to stop both.
         SmsError: it cannot be started or replaced.
     """
+    if len(cluster.site.admin_hosts) < 2:
+        return
     runs = is_guarded(cluster, host)
-    if len(cluster.site.admin_hosts) < 2 or (runs and not is_outdated(cluster, host)):
+    if runs and not is_outdated(cluster, host):
         return
     with nullcontext() if runs else lock_host(cluster, host):
         if not runs and not find_instance(cluster, host):

@@ -35,14 +35,12 @@ from appliance.operations.services.effect import (
 from appliance.operations.services.faults import (
     find_faults,
     find_faults_for_users,
-    find_faults_of_instance,
     find_faults_of_present,
-    find_waits,
-    query_network,
 )
 from appliance.operations.services.holding import release
 from appliance.operations.services.inside import need_running, refuse_superseded
 from appliance.operations.services.munge_key import KeySwap, find_key_faults
+from appliance.operations.services.new_instance import find_faults_of_instance, find_waits, query_network
 from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.reach import inspect_links
 from appliance.operations.services.restart import no_answer, reload_service, restart_service

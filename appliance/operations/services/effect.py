@@ -15,19 +15,16 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.overlay.overlay import seeds_for
 from appliance.operations.preflight import find_instance
+from appliance.operations.services.accounts import find_lost_accounts, find_missing_accounts
 from appliance.operations.services.faults import (
-    find_faults_of_instance,
     find_faults_of_present,
     find_lacking_programs,
     find_lacking_qos,
-    find_lost_accounts,
-    find_missing_accounts,
-    find_silent_since,
     find_unreached,
-    query_network,
 )
 from appliance.operations.services.holding import hold, release, update
 from appliance.operations.services.munge_key import judge_key
+from appliance.operations.services.new_instance import find_faults_of_instance, find_silent_since, query_network
 from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.present import QUERY_S, last_line, query_present, query_qos, read_recorded
 from appliance.operations.services.users import DIRECTORY_CONF, query_known

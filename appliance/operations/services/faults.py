@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from appliance.config.hostlist import fold
-from appliance.config.slurm_files import FOLDER, find_unrunnable, is_called, is_pattern
+from appliance.config.slurm_files import find_unrunnable, is_called, is_pattern
 from appliance.config.types import is_ipv4
-from appliance.errors import ConfigError, SmsError
+from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.files import read_reports
-from appliance.operations.overlay.names import answers_names, find_missing
-from appliance.operations.overlay.overlay import seeds_for
+from appliance.operations.services.accounts import find_lost_accounts
 from appliance.operations.services.present import QUERY_S, last_line, query_present
-from appliance.operations.services.reach import inspect_inside, see_accepting
-from appliance.operations.services.users import find_without_directory
+from appliance.operations.services.reach import see_accepting
 from appliance.operations.vm.client import open_api
-from appliance.plan.image.definition import fixed_accounts
 from appliance.plan.machine import inside_argv
 from appliance.plan.nodes.accounts import (
     GROUP,
-    MOST_REMOVED,
     PASSWD,
-    compare_accounts,
-    read_ids,
-    too_many_removed,
-    without_own,
 )
-from appliance.plan.nodes.files import last_pulled, named_paths
+from appliance.plan.nodes.files import named_paths
 from appliance.plan.overlay.names import read_resolved
-from appliance.plan.overlay.seed import node_addresses
-from appliance.plan.services.admission import read_groups
-from appliance.plan.services.apply import FileChange
 from appliance.plan.services.associations import (
     Rows,
     find_enforced,
@@ -55,16 +43,12 @@ from appliance.plan.services.defined import (
     read_allowed,
 )
 from appliance.plan.services.effect import PRESENT_BYTES, SHOWN, Fault, Present, find_moved
-from appliance.plan.services.network import INTERFACES, find_cut_off, read_network, running_network
 from appliance.plan.services.used_up import USAGE, begins_to_end, read_usage
 from appliance.text import one_line
 from appliance.tools.resolver import resolve
 from appliance.tools.scripts import script_argv
 
 MOST_PROBED = 64
-LOST_WAYS = "`sms overlay restore N --path /etc/passwd` and `--path /etc/group`, of a snapshot that has them"
-OF_NODES = (INTERFACES[0], "routes")
-"""Of ``running_network``, what leads to nodes."""
 
 
 def find_faults(
@@ -278,194 +262,6 @@ def _find_beyond(cluster: Cluster, host: Host, present: Present, defined: tuple[
         )
 
 
-def find_lost_accounts(
-    cluster: Cluster,
-    before: Mapping[str, str | None],
-    after: Mapping[str, bytes],
-    present: Present | None = None,
-    most_removed: float = MOST_REMOVED,
-) -> Iterator[Fault]:
-    """Yield that too many users or groups would go, or users with jobs, or all users of a reservation.
-
-    Args:
-        present: what the controller has, if that is known.
-        most_removed: percentage of the users or groups that may go.
-
-    Raises:
-        ConfigError: lines of the accounts are invalid.
-    """
-    if not {PASSWD, GROUP} & before.keys() & after.keys():
-        return
-    new = {path: after[path].decode(errors="surrogateescape") for path in (PASSWD, GROUP) if path in after}
-    old = {path: new[path] if before.get(path) is None else str(before[path]) for path in new}
-    own = {service.user for service in cluster.services}
-    old = {path: without_own(text, own) for path, text in old.items()}
-    changes, problems = compare_accounts(old, new)
-    if problems:
-        raise ConfigError(problems=problems)
-    if refusal := too_many_removed(changes, most_removed):
-        removed = changes[PASSWD].removed if PASSWD in changes else ()
-        names = f": {one_line(', '.join(removed), 200)}" if removed else ""
-        yield Fault(f"{refusal}{names}", "is the new file complete?")
-    present = present or Present()
-    ids = [read_ids(side.get(PASSWD, "")) for side in (old, new)]
-    groups = [read_groups(side.get(PASSWD, ""), side.get(GROUP, "")) for side in (old, new)]
-    gone = ids[0].keys() - ids[1].keys()
-    if lost := sorted(one.name for one in present.reservations if one.loses_all(gone, groups[0], groups[1])):
-        yield Fault(
-            f"reservations lose all of their users ({len(lost)}): {one_line(', '.join(lost), 200)}; slurmctld deletes "
-            "them when it reads its files again, and holds their jobs",
-            "`scontrol update ReservationName=NAME Users=OTHERS` first, or delete them",
-        )
-    if lost := sorted(name for name in present.users & ids[0].keys() if ids[0][name] != ids[1].get(name)):
-        yield Fault(
-            f"users with jobs are removed, or get another id ({len(lost)}): {one_line(', '.join(lost), 200)}; their "
-            "waiting jobs never start",
-            "remove a user when the jobs have ended: `squeue --user NAME`",
-        )
-
-
-def find_waits(
-    cluster: Cluster, host: Host, resolved: Cluster, changes: Sequence[FileChange], *, switch: bool
-) -> Iterator[Fault]:
-    """Yield what slurmctld would wait for, for minutes: names of nodes that it cannot ask for.
-
-    Args:
-        resolved: of ``resolve_running``.
-        switch: a second instance is started, which is isolated.
-    """
-    missing = find_missing(resolved)
-    asks = bool(missing and cluster.site.networks.dns)  # without a name server nothing waits
-    if not asks or not (switch or any(one.path.startswith(f"{FOLDER}/") for one in changes)):
-        return
-    if switch or not answers_names(cluster, host, missing[0]):
-        yield Fault(
-            f"slurmctld would wait for name servers: {host.name} finds no address of the nodes "
-            f"{one_line(fold(missing), 120)}{', and a second instance reaches no name server' * switch}",
-            "give nodes an `address`, or names that resolve: `sms config check --resolve`",
-        )
-
-
-def query_network(cluster: Cluster, host: Host) -> dict[str, str]:
-    """Return the network that the running instance was started with, as ``running_network`` does of the site's.
-
-    Raises:
-        CommandError: the container does not answer.
-    """
-    script = inside_argv(cluster.site, cluster.services, *script_argv("running-network"))
-    return read_network(host.run(*script, timeout=QUERY_S).text)
-
-
-def find_faults_of_instance(
-    cluster: Cluster,
-    host: Host,
-    present: Present | None,
-    running: Mapping[str, str],
-    *,
-    differs: bool,
-    same_image: bool = False,
-) -> Iterator[Fault]:
-    """Yield what a new instance breaks for nodes and users: it may have other addresses, ids, and no directory.
-
-    Args:
-        present: what the controller has; None if it does not answer.
-        running: of ``query_network``.
-        differs: how to reach the directory changes, too.
-        same_image: it has the image that runs now.
-    """
-    if present is None:
-        wanted = running_network(cluster.site)
-        if cluster.find_role("controller") and any(running.get(one, "") != wanted[one] for one in OF_NODES):
-            why = "networks.provisioning changes, and what nodes and jobs lose by it is not known"
-            yield Fault(why, "`sms exec -- sinfo` and `squeue` have to answer")
-        return
-    yield from _find_cut_off(cluster, present, running)
-    yield from find_without_directory(cluster, host, present.users, differs=differs)
-    if not same_image:
-        yield from _find_other_ids(cluster, host, present)
-
-
-def _find_cut_off(cluster: Cluster, present: Present, running: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield what nodes and jobs lose by another address of the container, or without a route to them."""
-    wanted = running_network(cluster.site)
-    jobs = [job for job in present.jobs if not job.waits]
-    used = present.usable.union(*(job.nodes for job in jobs))
-    now, becomes = (one.get(OF_NODES[0], " ").partition(" ")[2].partition("/")[0] for one in (running, wanted))
-    if used and now != becomes:
-        yield Fault(
-            f"networks.provisioning.address: nodes in use ({len(used)}) keep {now}, not {becomes}, and so do their "
-            f"running jobs ({len(jobs)}): {one_line(fold(sorted(used)), 200)}",
-            "wait until the jobs have ended, apply with --force, then give every node the new address and restart its "
-            "slurmd",
-        )
-    by_name = {name: address for address, names in node_addresses(cluster.site) for name in names.split()}
-    found = {one.name: by_name.get(one.address, one.address) for one in present.nodes if one.name in used}
-    addresses = {name: address for name, address in found.items() if is_ipv4(address)}
-    if lost := sorted(find_cut_off(running, cluster.site, addresses)):
-        yield Fault(
-            f"networks.provisioning no longer leads to nodes in use ({len(lost)}): {one_line(fold(lost), 200)}",
-            "keep their network in `routes`; or drain them, wait until their jobs have ended, and remove them first",
-        )
-
-
-def find_silent_since(cluster: Cluster, host: Host, before: Present, names: Set[str]) -> list[str]:
-    """Return nodes that were usable before, and at which no slurmd accepts connections of the container now.
-
-    Args:
-        names: those that the site has. Of many, some of all are asked.
-    """
-    nodes = [one for one in before.nodes if one.name in before.usable & names]
-    some = nodes[:: len(nodes) // MOST_PROBED + 1]
-    accept = see_accepting(cluster, host, [(one.address, str(one.port)) for one in some]) if some else []
-    return [one.name for one, accepts in zip(some, accept, strict=True) if not accepts]
-
-
-def _find_other_ids(cluster: Cluster, host: Host, present: Present) -> Iterator[Fault]:
-    """Yield nodes in use that would refuse a controller whose user has another id than in the running container.
-
-    Those that refuse it already may have the new one. Munge's user may differ: its id is nowhere compared.
-    """
-    controller = cluster.find_role("controller")
-    user = controller.user if controller else ""
-    accounts = fixed_accounts(cluster.base, cluster.services, cluster.site.system_users)
-    wanted = next((str(uid) for _, name, uid in accounts if name == user and uid is not None), "")
-    now = host.run(*inside_argv(cluster.site, cluster.services, "id", "-u", user), ok=None, timeout=QUERY_S).text
-    if wanted in ("", now):
-        return
-    if nodes := sorted(present.usable - {*inspect_inside(cluster, host, confined=True).refusing}):
-        yield Fault(
-            f"{user}.user: its id becomes {wanted}, not {now}: nodes where it is {now} would start and end no job "
-            f"({len(nodes)}): {one_line(fold(nodes), 200)}",
-            f"`id {user}` on each prints it; once all have {wanted}, and their slurmd was restarted: --force",
-        )
-
-
-def find_missing_accounts(cluster: Cluster, read: Callable[[str], bytes], present: Present) -> Iterator[Fault]:
-    """Yield which accounts an overlay lacks of those that were written there last: the site's, or the VM's.
-
-    Args:
-        read: returns a file of the overlay; empty if it is not there. Only for one that has the site's files.
-        present: what the controller had when it stopped.
-    """
-    own = {service.user for service in cluster.services}
-    seeded = {seed.path: seed.data for seed in seeds_for(cluster)}
-    before, after = dict[str, str | None](), dict[str, bytes]()
-    for path in (PASSWD, GROUP):
-        found = seeded.get(path, b""), read(last_pulled(path)), read(path)
-        site, pulled, here = (data.decode(errors="surrogateescape") for data in found)
-        here = without_own(here, own)
-        if pulled and site and compare_accounts({path: site}, {path: here})[0][path].none:
-            continue  # applied after the last pull
-        if pulled or site:
-            before[path], after[path] = pulled or site, here.encode(errors="surrogateescape")
-    try:
-        faults = [*find_lost_accounts(cluster, before, after, present)]
-    except ConfigError as error:
-        faults = [Fault(error.message, error.hint)]
-    for one in faults:
-        yield replace(one, hint=LOST_WAYS)
-
-
 def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
     """Return which nodes do not report that they have a program, or one of a pattern; empty if all do.
 
@@ -484,7 +280,7 @@ def _find_lacking(cluster: Cluster, new: Defined, path: str) -> str:
 
 
 def find_unreached(old: Defined, new: Defined) -> Iterator[Fault]:
-    """Yield by what slurmctld would not find slurmd of a node, or another one, until people change it; or slurmdbd."""
+    """Yield what slurmctld would not reach: slurmdbd; slurmd of a node, or another one, until people change it."""
     before, after = (one.plugins.get("AccountingStorageType", "") for one in (old, new))
     if before.endswith("/slurmdbd") and new.nodes and not after.endswith("/slurmdbd"):
         yield Fault(

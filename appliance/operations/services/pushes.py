@@ -13,8 +13,8 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster, read_given
 from appliance.operations.nodes.files import read_content
 from appliance.operations.preflight import find_instance
+from appliance.operations.services.accounts import find_lost_accounts
 from appliance.operations.services.effect import Answer, Judged, settle
-from appliance.operations.services.faults import find_lost_accounts
 from appliance.operations.services.present import QUERY_S, query_present, read_recorded
 from appliance.plan.machine import inside_argv
 from appliance.plan.nodes.accounts import MOST_REMOVED, SHADOW, compare_lines, too_many_removed

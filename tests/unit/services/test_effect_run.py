@@ -27,8 +27,9 @@ from appliance.operations.services.effect import (
     judge_start,
     need_no_cost,
 )
-from appliance.operations.services.faults import find_faults, find_faults_of_instance
+from appliance.operations.services.faults import find_faults
 from appliance.operations.services.holding import REASON, describe_lost, release
+from appliance.operations.services.new_instance import find_faults_of_instance
 from appliance.operations.services.present import describe_jobs, judge_restore
 from appliance.operations.services.users import find_without_directory
 from appliance.plan.machine import inside_argv

@@ -327,6 +327,17 @@ def test_files_that_settings_need(tmp_path: Path, extra: list[str], files: list[
     assert found == ([place] if place else [])
 
 
+def wrong_places(path: Path, document: dict[str, Any]) -> list[str]:
+    """Where `sms config check` finds mistakes in a site file."""
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    path.chmod(0o644)
+    try:
+        check_config(path)
+    except ConfigError as error:
+        return [problem.path for problem in error.problems]
+    return []
+
+
 @pytest.mark.parametrize(
     ("data", "runs"),
     [
@@ -351,14 +362,7 @@ def test_programs_that_a_node_can_run(tmp_path: Path, setting: str, data: bytes,
     document = yaml.safe_load(GOOD)
     (tmp_path / "p.sh").write_bytes(data)
     document["slurm"] |= {"extra": [setting], "files": {"p.sh": "p.sh", "words": "p.sh"}}
-    (tmp_path / "sms.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
-    (tmp_path / "sms.yaml").chmod(0o644)
-    try:
-        check_config(tmp_path / "sms.yaml")
-        found = []
-    except ConfigError as error:
-        found = [problem.path for problem in error.problems]
-    assert found == ([] if runs else ["slurm.files.p.sh"])
+    assert wrong_places(tmp_path / "sms.yaml", document) == ([] if runs else ["slurm.files.p.sh"])
 
 
 VM = {"address": "10.77.0.3/24", "mac": "02:00:00:00:00:03"}
@@ -380,11 +384,4 @@ def test_master_files_that_are_programs(tmp_path: Path, file: dict[str, Any], pl
     (tmp_path / "crlf").write_bytes(b"#!/bin/sh\r\n")
     document["slurm"]["extra"] = ["Prolog=/etc/slurm/prolog.d/*"]
     document["provisioning"] = VM | {"files": [{"path": "/etc/slurm/prolog.d/10-disk", "source": "good"} | file]}
-    (tmp_path / "sms.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
-    (tmp_path / "sms.yaml").chmod(0o644)
-    try:
-        check_config(tmp_path / "sms.yaml")
-        found = []
-    except ConfigError as error:
-        found = [problem.path for problem in error.problems]
-    assert found == ([place] if place else [])
+    assert wrong_places(tmp_path / "sms.yaml", document) == ([place] if place else [])
