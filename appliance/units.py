@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import time
 
-LARGEST_OVERLAY = 1 << 44
-"""16 TiB, in bytes: the limit of ext3 with blocks of 4 KiB."""
+LARGEST_OVERLAY = 1 << 40
+"""1 TiB, in bytes. Another host's list of the digests of an overlay's chunks, 512 MiB for one of this size, is kept in memory;
+the limit of ext3 with blocks of 4 KiB is 16 TiB."""
 YEAR_S = 366 * 86400
 LAST_DAY = 253000000000
 """A time in the year 9987, the largest that can be shown as a date."""

@@ -45,7 +45,7 @@ class Part:
 
     @property
     def good(self) -> bool:
-        return self.status == 0 and not self.outcome.failed
+        return self.status == 0 and not self.outcome.failed and bool(self.outcome.passed or self.outcome.skipped)
 
 
 def git(*words: str, root: Path = ROOT) -> str:
@@ -121,7 +121,7 @@ def summarize(record: Mapping[str, Part], expected: Iterable[str], now: float) -
     )
     for part in parts:
         if not part.good:
-            failed = part.outcome.failed or (f"status {part.status}",)
+            failed = part.outcome.failed or (f"status {part.status}" if part.status else "no test ran",)
             more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
             yield f"  failed at {part.commit[:8]}: {part.part}: {', '.join(failed[:3])}{more}"
     if missing:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -159,10 +160,12 @@ def run_core(more: list[str], *, engines: Literal["", "later", "among the others
 
 
 def find_tasks() -> list[list[str]]:
-    """Parts of the full run that may run side by side; a group of `TOGETHER` is one."""
+    """Parts of the full run that may run side by side; a group of `TOGETHER` is one; no file whose tests are all alone."""
     groups: dict[str, list[str]] = {name: [] for name in FIRST}
     for path in sorted((ROOT / "tests/real").rglob("test_*.py")):
         part = str(path.relative_to(ROOT))
+        if re.search(r"^pytestmark = .*mark\.alone", path.read_text(), re.MULTILINE):
+            continue
         groups.setdefault(find_group(part), []).append(part)
     return [*groups.values(), *([part] for part in UNITS)]
 

@@ -87,6 +87,7 @@ def test_the_content_is_the_tree_without_the_record(tmp_path: Path) -> None:
             ["no whole run of one content; the oldest part is 3 days old (cccccccc, dddddddd)"],
         ),
         ([GOOD, replace(GOOD, part="b", status=2)], ["1 of 2 parts failed", "failed at cccccccc: b: status 2"]),
+        ([replace(GOOD, outcome=Outcome())], ["1 of 1 parts failed", "failed at cccccccc: tests/real/a: no test ran"]),
         (
             [replace(GOOD, outcome=Outcome(0, ("w", "x", "y", "z")))],
             ["1 of 1 parts failed", "tests/real/a: w, x, y and 1 more"],

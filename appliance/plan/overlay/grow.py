@@ -31,7 +31,7 @@ def parse_size(text: str) -> SizeSpec:
         raise ConfigError(f"invalid size {text!r}", hint="write it as 4096M, 4G or +1G")
     size = int(float(found[2]) * UNITS[found[3].upper()]) // MIB * MIB
     if not 0 < size <= LARGEST_OVERLAY:
-        raise ConfigError(f"{text} is less than 1M or more than 16T", hint="write it as 4096M, 4G or +1G")
+        raise ConfigError(f"{text} is less than 1M or more than 1T", hint="write it as 4096M, 4G or +1G")
     return SizeSpec(size, bool(found[1]))
 
 
@@ -44,11 +44,11 @@ def new_size(spec: SizeSpec, *, file: int, system: int) -> int:
 
     Raises:
         Refused: the overlay is larger already.
-        ConfigError: ext3 cannot be that large.
+        ConfigError: it is more than an overlay may have.
     """
     size = spec.size if not spec.relative else -(-system // MIB) * MIB + spec.size
     if size > LARGEST_OVERLAY:
-        raise ConfigError("an overlay has 16T at most", hint="give a smaller size")
+        raise ConfigError("an overlay has 1T at most", hint="give a smaller size")
     if size < file and size // MIB < file // MIB:
         if size > system and spec.relative:
             return file  # an interrupted run enlarged the file to more than this one requests

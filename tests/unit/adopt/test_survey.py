@@ -166,6 +166,25 @@ def test_other_tables_and_another_folder_of_slurm(tmp_path: Path) -> None:
     assert found.slurm and found.slurm.file == "/srv/cluster/slurm.conf"
 
 
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_keys_in_slurms_folder_are_left_out(shell: str, tmp_path: Path) -> None:
+    """By name, by text, or because they are any bytes; programs and settings stay."""
+    root, secret = debian().build(tmp_path), b"swordfish-4711"
+    pem = b"-----BEGIN OPENSSH PRIVATE KEY-----\n" + secret
+    keys = {"jwt_hs256": secret, "munge_key": secret, "rest-token": secret, "backup.key.old": secret}
+    keys |= {"deploy": b"# of the prolog\n" + pem, "hs256": b"\x01\x9f\x00" + secret}
+    for name, data in keys.items():
+        (root / "etc/slurm" / name).write_bytes(data)
+    for name, data in {"gres.conf": b"Name=gpu\n", "check_key": b"#!/bin/sh\n", "plugin.so": b"\x7fELF\x02\x00\n"}.items():
+        (root / "etc/slurm" / name).write_bytes(data)
+    (root / "etc/slurm/check_key").chmod(0o755)
+    output = run_script(root, shell=shell)
+    assert secret not in output
+    files = read_frames(output).files
+    assert not {f"/etc/slurm/{name}" for name in keys} & set(files)
+    assert {f"/etc/slurm/{name}" for name in ("gres.conf", "check_key", "plugin.so")} <= set(files)
+
+
 def test_special_files_are_not_opened(tmp_path: Path) -> None:
     root = debian().build(tmp_path)
     (root / "etc/exports").unlink()

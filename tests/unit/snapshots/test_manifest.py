@@ -261,10 +261,10 @@ def test_an_oversized_reply_is_refused() -> None:
 
 def test_long_parts_are_relayed_in_blocks() -> None:
     size = 20 * flow_transfer.BLOCK + 32
-    exporter, importer = FakeSession(flow_transfer.HEADER.pack(b"SMS1", 9, size)), FakeSession(b"\x00\x40\x00\x00")
+    exporter, importer = FakeSession(flow_transfer.HEADER.pack(b"SMS1", 9, size)), FakeSession(b"\x00\x20\x00\x00")
     flow_transfer.relay_snapshot(exporter, importer)  # type: ignore[arg-type]
     assert importer.received == flow_transfer.HEADER.size + 9 + size
-    assert exporter.received == 4 + 0x400000
+    assert exporter.received == 4 + 0x200000
     assert max(exporter.largest, importer.largest) == flow_transfer.BLOCK
 
 
