@@ -34,7 +34,7 @@ IMPLANTED = f"{INSIDE}::test_what_it_leaves_behind_stays_inside"
 AT_REST = ("start", "overlay snapshot", "overlay restore", "migrate", "upgrade", "rehearse", "apply")
 SUPERVISED = "tests/unit/migration/test_supervisor_replies.py::test_what_no_supervisor_replies_is_an_error"
 TREE = "tests/unit/engines/test_state_tree.py"
-ASKED = ("status", "migrate", "failover", "overlay list")
+ASKED = ("status", "migrate", "failover", "overlay list", "journal")
 """Verbs that ask another admin host."""
 DEPLOYED = ("deploy", "status", "logs", "exec")
 STORED = ("overlay list", "overlay verify", "overlay restore")

@@ -91,7 +91,25 @@ def read_names(tree: ast.AST) -> Names:
         elif isinstance(node, ast.ImportFrom):
             place = found.own if (node.module or "").split(".")[0] in OWN else found.others
             place |= {one.asname or one.name for one in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and is_own(node.value, found):
+            found.own |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return found
+
+
+def is_own(value: ast.expr, names: Names) -> bool:
+    """Whether an expression is a module of our packages, or something in one, without a call of it."""
+    if isinstance(value, ast.Attribute | ast.Name):
+        return is_rooted(value, names.own)
+    if isinstance(value, ast.Subscript):
+        return ast.unparse(value.value) == "sys.modules" and is_own_name(value.slice)
+    called = isinstance(value, ast.Call) and value.args and ast.unparse(value.func).endswith("import_module")
+    return bool(called) and is_own_name(value.args[0])
+
+
+def is_own_name(value: ast.expr) -> bool:
+    """Whether an expression is the text of a name of our packages, as far as it can be read."""
+    return not isinstance(value, ast.Constant) or str(value.value).split(".")[0] in OWN
 
 
 def find_helpers(tree: ast.AST) -> Iterator[str]:
@@ -151,5 +169,7 @@ def is_rooted(target: ast.expr, names: set[str]) -> bool:
 
 
 def is_own_attribute(target: ast.expr, names: Names) -> bool:
-    """Whether an assignment sets an attribute of what was imported from our packages."""
-    return isinstance(target, ast.Attribute) and is_rooted(target, names.own)
+    """Whether an assignment sets an attribute of what is from our packages, or a module of these."""
+    if isinstance(target, ast.Subscript) and ast.unparse(target.value) == "sys.modules":
+        return is_own_name(target.slice)
+    return isinstance(target, ast.Attribute) and (is_rooted(target, names.own) or is_own(target.value, names))

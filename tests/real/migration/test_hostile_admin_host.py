@@ -44,6 +44,7 @@ VERBS: tuple[tuple[str, ...], ...] = (
     ("apply", "--dry-run"),
     ("upgrade", "--dry-run"),
     ("overlay", "push", "--to", THERE, "--dry-run"),
+    ("journal",),
 )
 """Each of them asks the other host, or would work there."""
 ASKING = VERBS[1:4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -248,6 +249,17 @@ def test_what_each_network_manager_is_given(
         "ansible_check_mode": False,
     }
     golden(GOLDEN / "hosts" / kind / manager, written(yaml.safe_load(MANAGERS[manager].read_text()), variables))
+
+
+def test_facts_of_another_host_are_data() -> None:
+    """None is a template, none is a path or a name unless it was compared before."""
+    used = {fact for path in TASKS for fact in re.findall(r"ansible_facts(?:\.|\[')(\w+)", path.read_text())}
+    assert used == {"os_family", "distribution", "service_mgr", "kernel", "getent_passwd"}
+    first = next(path for path in TASKS if "include_vars" in path.read_text()).read_text()
+    assert first.index("ansible_facts.os_family in [") < first.index("include_vars")
+    hostile = {"os_family": "{{ lookup('pipe', 'echo run') }}"}
+    templar = Templar(DataLoader(), variables={"ansible_facts": hostile})
+    assert templar.template(trust_as_template("{{ ansible_facts.os_family }}")) == hostile["os_family"]
 
 
 BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIHBYvQv0Fg0mJ3PL6vHqM0m5m4p4l5sVn3nXy0mZ0m0m"

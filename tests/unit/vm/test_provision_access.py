@@ -11,10 +11,12 @@ import pytest
 import sqlalchemy as sa
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from appliance.operations.site.ca import issue_issuer, make_ca
 from appliance.provision import migrations
+from appliance.provision.enrol import read_request
+from appliance.provision.problem import HttpProblem
 from appliance.provision.sync_tables import CERTIFICATES
 from tests.provd import ADMIN, Provd, make_config, running, write_neighbours
 
@@ -86,6 +88,36 @@ def machine(provd: Provd) -> Machine:
 
 def shown(provd: Provd, node: str = "n1") -> Any:
     return provd.good("GET", f"/sms/v1/certificates?node={node}")
+
+
+def signing_request(key: Any, digest: Any = None) -> str:
+    """A request for a name that it shall not get."""
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "admin")])
+    made = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, digest or hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM).decode()
+
+
+GOOD_REQUEST = signing_request(ec.generate_private_key(ec.SECP256R1()))
+REQUESTS = {
+    "no PEM": "x",
+    "a certificate's marks": GOOD_REQUEST.replace("CERTIFICATE REQUEST", "CERTIFICATE"),
+    "cut": GOOD_REQUEST[:200] + "\n-----END CERTIFICATE REQUEST-----\n",
+    "another signature": GOOD_REQUEST.replace(GOOD_REQUEST[-60:-50], "A" * 10),
+    "a short key": signing_request(ec.generate_private_key(ec.SECP192R1())),
+    "a short RSA key": signing_request(rsa.generate_private_key(65537, 1024)),
+    "a surrogate": "\udc80",
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_other_signing_requests_are_refused(name: str) -> None:
+    with pytest.raises(HttpProblem) as raised:
+        read_request(REQUESTS[name])
+    assert raised.value.status == 400
+
+
+def test_of_a_signing_request_only_the_key_is_used() -> None:
+    assert isinstance(read_request(GOOD_REQUEST), ec.EllipticCurvePublicKey)
 
 
 def test_a_certificate_works_from_its_nodes_address_only(provd: Provd, machine: Machine) -> None:
