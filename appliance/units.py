@@ -6,8 +6,8 @@ import re
 import time
 
 LARGEST_OVERLAY = 1 << 40
-"""1 TiB, in bytes. Another host's list of the digests of an overlay's chunks, 512 MiB for one of this size, is kept in memory;
-the limit of ext3 with blocks of 4 KiB is 16 TiB."""
+"""1 TiB, in bytes: what another host sends as the digests of its chunks, 512 MiB, fits into memory. ext3 with blocks of
+4 KiB has 16 TiB at most."""
 YEAR_S = 366 * 86400
 LAST_DAY = 253000000000
 """A time in the year 9987, the largest that can be shown as a date."""

@@ -160,7 +160,7 @@ def run_core(more: list[str], *, engines: Literal["", "later", "among the others
 
 
 def find_tasks() -> list[list[str]]:
-    """Parts of the full run that may run side by side; a group of `TOGETHER` is one; no file whose tests are all alone."""
+    """Parts of the full run that may run side by side, without files whose tests are all alone; a group is one."""
     groups: dict[str, list[str]] = {name: [] for name in FIRST}
     for path in sorted((ROOT / "tests/real").rglob("test_*.py")):
         part = str(path.relative_to(ROOT))

@@ -103,8 +103,9 @@ def is_own(value: ast.expr, names: Names) -> bool:
         return is_rooted(value, names.own)
     if isinstance(value, ast.Subscript):
         return ast.unparse(value.value) == "sys.modules" and is_own_name(value.slice)
-    called = isinstance(value, ast.Call) and value.args and ast.unparse(value.func).endswith("import_module")
-    return bool(called) and is_own_name(value.args[0])
+    if isinstance(value, ast.Call) and value.args and ast.unparse(value.func).endswith("import_module"):
+        return is_own_name(value.args[0])
+    return False
 
 
 def is_own_name(value: ast.expr) -> bool:

@@ -24,7 +24,12 @@ from appliance.operations.services.faults import (
 )
 from appliance.operations.services.holding import hold, release, update
 from appliance.operations.services.munge_key import judge_key
-from appliance.operations.services.new_instance import find_faults_of_instance, find_silent_since, query_network
+from appliance.operations.services.new_instance import (
+    find_faults_of_instance,
+    find_moved_address,
+    find_silent_since,
+    query_network,
+)
 from appliance.operations.services.node_files import judge_node_files
 from appliance.operations.services.present import QUERY_S, last_line, query_present, query_qos, read_recorded
 from appliance.operations.services.users import DIRECTORY_CONF, query_known
@@ -245,6 +250,7 @@ def judge_start(cluster: Cluster, host: Host, answer: Answer, *, image: str = ""
             judged = replace(judged, unknown=unknown)
     lacking = [*find_lacking_programs(cluster, old, new)]
     lacking += find_lacking_qos(find_partition_qos(old, new), "may have (it does not run)")
+    lacking += find_moved_address(before, after, judged.present or Present())
     if judged.present and begins_to_end(old, new) and not all(job.waits for job in judged.present.jobs):
         why = "AccountingStorageEnforce begins to enforce limits: which running jobs that ends is not known"
         lacking.append(Fault(why, "start with the files of before, then `sms apply`; or add `safe` to it"))

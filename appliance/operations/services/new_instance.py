@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from appliance.config.hostlist import fold
@@ -25,6 +26,8 @@ from appliance.tools.scripts import script_argv
 
 OF_NODES = (INTERFACES[0], "routes")
 """Of ``running_network``, what leads to nodes."""
+CONTROLLER = re.compile(r"(?im)^\s*SlurmctldHost\s*=\s*[^\s(]+\(([^\s)]+)\)")
+"""The address of the container in a slurm.conf of ours."""
 
 
 def find_waits(
@@ -90,16 +93,9 @@ def find_faults_of_instance(
 def _find_cut_off(cluster: Cluster, present: Present, running: Mapping[str, str]) -> Iterator[Fault]:
     """Yield what nodes and jobs lose by another address of the container, or without a route to them."""
     wanted = running_network(cluster.site)
-    jobs = [job for job in present.jobs if not job.waits]
-    used = present.usable.union(*(job.nodes for job in jobs))
     now, becomes = (one.get(OF_NODES[0], " ").partition(" ")[2].partition("/")[0] for one in (running, wanted))
-    if used and now != becomes:
-        yield Fault(
-            f"networks.provisioning.address: nodes in use ({len(used)}) keep {now}, not {becomes}, and so do their "
-            f"running jobs ({len(jobs)}): {one_line(fold(sorted(used)), 200)}",
-            "wait until the jobs have ended, apply with --force, then give every node the new address and restart its "
-            "slurmd",
-        )
+    yield from _find_left_behind(present, now, becomes)
+    used = _find_used(present)
     by_name = {name: address for address, names in node_addresses(cluster.site) for name in names.split()}
     found = {one.name: by_name.get(one.address, one.address) for one in present.nodes if one.name in used}
     addresses = {name: address for name, address in found.items() if is_ipv4(address)}
@@ -107,6 +103,37 @@ def _find_cut_off(cluster: Cluster, present: Present, running: Mapping[str, str]
         yield Fault(
             f"networks.provisioning no longer leads to nodes in use ({len(lost)}): {one_line(fold(lost), 200)}",
             "keep their network in `routes`; or drain them, wait until their jobs have ended, and remove them first",
+        )
+
+
+def find_moved_address(before: Mapping[str, bytes], after: Mapping[str, bytes], present: Present) -> Iterator[Fault]:
+    """Yield what nodes in use lose by a start with another address of the container.
+
+    Args:
+        before, after: files of Slurm by path, of which slurm.conf has the address that nodes know.
+        present: what the controller had when it was stopped.
+    """
+    now, becomes = (
+        CONTROLLER.search(files.get(f"{FOLDER}/slurm.conf", b"").decode(errors="replace")) for files in (before, after)
+    )
+    if now and becomes:
+        yield from _find_left_behind(present, now[1], becomes[1])
+
+
+def _find_used(present: Present) -> set[str]:
+    """Return the nodes that take jobs, or have some."""
+    return set(present.usable).union(*(job.nodes for job in present.jobs if not job.waits))
+
+
+def _find_left_behind(present: Present, now: str, becomes: str) -> Iterator[Fault]:
+    """Yield the nodes that keep the address of before, and their jobs."""
+    jobs = [job for job in present.jobs if not job.waits]
+    if (used := _find_used(present)) and now != becomes:
+        yield Fault(
+            f"networks.provisioning.address: nodes in use ({len(used)}) keep {now}, not {becomes}, and so do their "
+            f"running jobs ({len(jobs)}): {one_line(fold(sorted(used)), 200)}",
+            "wait until the jobs have ended, apply or start with --force, then give every node the new address and "
+            "restart its slurmd",
         )
 
 

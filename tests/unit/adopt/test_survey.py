@@ -175,7 +175,11 @@ def test_keys_in_slurms_folder_are_left_out(shell: str, tmp_path: Path) -> None:
     keys |= {"deploy": b"# of the prolog\n" + pem, "hs256": b"\x01\x9f\x00" + secret}
     for name, data in keys.items():
         (root / "etc/slurm" / name).write_bytes(data)
-    for name, data in {"gres.conf": b"Name=gpu\n", "check_key": b"#!/bin/sh\n", "plugin.so": b"\x7fELF\x02\x00\n"}.items():
+    for name, data in {
+        "gres.conf": b"Name=gpu\n",
+        "check_key": b"#!/bin/sh\n",
+        "plugin.so": b"\x7fELF\x02\x00\n",
+    }.items():
         (root / "etc/slurm" / name).write_bytes(data)
     (root / "etc/slurm/check_key").chmod(0o755)
     output = run_script(root, shell=shell)

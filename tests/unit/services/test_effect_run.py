@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -264,6 +265,20 @@ def test_a_start_is_judged_by_what_the_last_stop_recorded(cluster: Cluster) -> N
     host.overlay = rendered
     host.files.clear()
     assert judge_start(cluster, host, Answer.REFUSE), "nothing is removed"
+
+
+def test_a_start_with_another_address_of_the_container(cluster: Cluster) -> None:
+    """Nodes that ran jobs, or took some, at the last stop keep the address of before."""
+    (rendered,) = (seed.data.decode() for seed in seeds_for(cluster) if seed.path == "/etc/slurm/slurm.conf")
+    host = Controller(cluster, [OF_NIGHT, node("n1", "idle")])
+    host.overlay = re.sub(r"(?m)^(SlurmctldHost=.*\()[0-9.]+", r"\g<1>10.99.0.9", rendered)
+    describe_jobs(cluster, host, record=True)
+    with pytest.raises(Refused, match=r"nodes in use \(\d\) keep 10.99.0.9, not .*running jobs \(1\)"):
+        judge_start(cluster, host, Answer.REFUSE)
+    host.overlay = rendered
+    with pytest.raises(Refused, match="job 7") as raised:
+        judge_start(cluster, host, Answer.REFUSE)
+    assert "keep" not in raised.value.message
 
 
 @pytest.mark.parametrize(("waiting", "ended", "refused"), [(9999, 0, True), (9998, 0, False), (9000, 30000, False)])
