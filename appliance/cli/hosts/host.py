@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
+
+if TYPE_CHECKING:
+    from appliance.errors import SmsError
+    from appliance.tools.ansible import Play
 
 PREPARE = """\
   sms host prepare host-a              over SSH; on host-a itself, locally
   sms host prepare host-a --dry-run    show what would change"""
+
+UNPREPARE = """\
+  sms host unprepare host-b --dry-run  show what would be removed
+  sms host unprepare host-b            bridges, VLANs, firewall rules, modules
+  on host-b itself, with the keys of the other admin hosts, too"""
 
 LIST = """\
   sms host list            every admin host of the site
@@ -21,7 +31,7 @@ def add(verbs: Verbs) -> None:
         verbs,
         "host",
         "prepare and list admin hosts",
-        "Prepare and list the machines that can run the services container.",
+        "Prepare and list the machines that can run the services container, or take the preparation back.",
         "  sms host prepare host-a\n  sms host list",
     )
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
@@ -38,6 +48,19 @@ def add(verbs: Verbs) -> None:
     prepare.add_argument("-n", "--dry-run", action="store_true", help="show what would change; change nothing")
     add_json(prepare)
     prepare.set_defaults(run=run_prepare)
+    back = verb(
+        parts,
+        "unprepare",
+        "take back what prepare did to a host",
+        "Remove the bridges, VLANs, firewall rules and files that `sms host prepare` made, and on the host itself\n"
+        "the keys of the other admin hosts. Packages, Apptainer and the state folder stay, and bridges of others do.\n"
+        "Refused while a bridge has other ports or addresses. Idempotent.",
+        UNPREPARE,
+    )
+    back.add_argument("name", metavar="NAME", help="an admin host of the site")
+    back.add_argument("-n", "--dry-run", action="store_true", help="show what would change; change nothing")
+    add_json(back)
+    back.set_defaults(run=run_unprepare)
     listing = verb(parts, "list", "list the admin hosts of the site", "List the admin hosts of the site.", LIST)
     add_json(listing)
     listing.set_defaults(run=run_list)
@@ -47,14 +70,26 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     """Prepare a host."""
     from appliance.operations.hosts.host import failure, prepare
 
-    cluster = open_site(arguments)
-    play = prepare(cluster, arguments.name, dry_run=arguments.dry_run)
+    play = prepare(open_site(arguments), arguments.name, dry_run=arguments.dry_run)
+    return _show(arguments, play, "is prepared", failure(play, arguments.name))
+
+
+def run_unprepare(arguments: argparse.Namespace) -> int:
+    """Take back the preparation of a host."""
+    from appliance.operations.hosts.host import failure, unprepare
+
+    play = unprepare(open_site(arguments), arguments.name, dry_run=arguments.dry_run)
+    error = failure(play, arguments.name, "the preparation of {} is not taken back")
+    return _show(arguments, play, "has nothing of it", error)
+
+
+def _show(arguments: argparse.Namespace, play: Play, done: str, error: SmsError | None) -> int:
     lines = [f"{'would change' if arguments.dry_run else 'changed'}: {task}" for task in play.changed]
     lines += play.diffs if arguments.dry_run else []
     if not play.failed and not play.changed:
-        lines.append(f"{arguments.name} is prepared: nothing to change")
+        lines.append(f"{arguments.name} {done}: nothing to change")
     print_result(arguments, play, lines)
-    if error := failure(play, arguments.name):
+    if error:
         raise error
     return 0
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from appliance.config.model import AdminHost
-from appliance.errors import SmsError
+from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
 from appliance.host.ssh import Ssh
@@ -16,6 +16,7 @@ from appliance.operations.hosts.signing import refuse_signing_keys
 from appliance.operations.lease import query_lease
 from appliance.operations.preflight import find_instance
 from appliance.operations.under_way import query_move
+from appliance.plan.hosts.authorized import mark_of
 from appliance.plan.migration.under_way import Move
 from appliance.share import share
 from appliance.tools.ansible import Play, Target, run_playbook
@@ -27,6 +28,7 @@ FOLDERS = ("images", "overlays", "snapshots", "leases", "journal", "keys")
 HINTS = {
     "packages": "check the package mirrors of that host, then run it again; installed packages are kept",
     "apptainer": "check the package mirrors of that host; `sms doctor --host {name}` lists what is missing",
+    "unprepare": "remove what needs them first; nothing else was changed if it was refused",
     "bridges": "use another interface, or create the bridge yourself; everything but the bridges is prepared",
 }
 """Hints by failed role of the playbook."""
@@ -55,35 +57,61 @@ def prepare(cluster: Cluster, name: str, *, dry_run: bool = False) -> Play:
         Unreachable: it does not answer, or its host key is not the known one.
         Refused: it has a private signing key, and another machine is the build host.
     """
+    host, target = _connect(cluster, name)
+    refuse_signing_keys(cluster, host)
+    with cluster.env.progress.step("read the keys of the other admin hosts"):
+        keys = key_variables(cluster, name)
+    return _run(cluster, "prepare-host.yml", target, _variables(cluster, name) | keys, "prepare", dry_run=dry_run)
+
+
+def unprepare(cluster: Cluster, name: str, *, dry_run: bool = False) -> Play:
+    """Take back what ``prepare`` did to the network, the firewall, the modules and the keys of an admin host.
+
+    Raises:
+        Unreachable: it does not answer, or its host key is not the known one.
+        Refused: the services container runs there.
+    """
+    host, target = _connect(cluster, name)
+    with suppress(CommandError):  # without Apptainer it cannot run an instance
+        if find_instance(cluster, host):
+            raise Refused(
+                f"the services container runs on {name}, and needs its networks",
+                hint="`sms migrate` to another host, or `sms stop`, first",
+            )
+    user = next(one.user for one in cluster.site.admin_hosts if one.name == name)
+    own = {"sms_user": user, "sms_mark": mark_of(cluster.site.cluster), "sms_here": isinstance(host, Local)}
+    variables = _variables(cluster, name) | own
+    return _run(cluster, "unprepare-host.yml", target, variables, "take back the preparation of", dry_run=dry_run)
+
+
+def _connect(cluster: Cluster, name: str) -> tuple[Host, Target]:
+    """Return an admin host, and the Ansible target that it is."""
     host = cluster.host(name)
     if isinstance(host, Local):
         need_root()
     with cluster.env.progress.step(f"connect to {name}"):
-        target = _target(host)
-    refuse_signing_keys(cluster, host)
-    with cluster.env.progress.step("read the keys of the other admin hosts"):
-        keys = key_variables(cluster, name)
-    with cluster.env.progress.step(f"{'check' if dry_run else 'prepare'} {name}") as step:
-        play = run_playbook(
-            share("playbooks", "prepare-host.yml"),
-            target,
-            _variables(cluster, name) | keys,
-            on_task=step.detail,
-            dry_run=dry_run,
-        )
+        return host, _target(host)
+
+
+def _run(
+    cluster: Cluster, playbook: str, target: Target, variables: dict[str, object], what: str, *, dry_run: bool
+) -> Play:
+    """Run a playbook and print its notes."""
+    with cluster.env.progress.step(f"{'check' if dry_run else what} {target.name}") as step:
+        play = run_playbook(share("playbooks", playbook), target, variables, on_task=step.detail, dry_run=dry_run)
         step.detail(_summary(play, dry_run))
     for note in play.notes:
         cluster.env.progress.report(note)
     return play
 
 
-def failure(play: Play, name: str) -> SmsError | None:
-    """Return the failed tasks as an error; None if there are none."""
+def failure(play: Play, name: str, what: str = "{} is not prepared") -> SmsError | None:
+    """Return the failed tasks as an error that says ``what`` of the host; None if there are none."""
     if not play.failed:
         return None
     tasks = "\n  ".join(f"{failed.task}: {failed.message}" for failed in play.failed)
     hint = HINTS.get(play.failed[0].role, "`sms doctor --host {name}` lists what is missing").format(name=name)
-    return SmsError(f"{name} is not prepared\n  {tasks}", hint=hint)
+    return SmsError(f"{what.format(name)}\n  {tasks}", hint=hint)
 
 
 def list_hosts(cluster: Cluster) -> list[HostLine]:

@@ -139,6 +139,41 @@ def test_the_firewall_passes_the_sites_bridges_and_nothing_else(cluster: lab.Lab
     host.run("ip", "link", "delete", "br-dock")
 
 
+def unprepare(cluster: lab.Lab, *options: str, on: str = "admin") -> dict[str, Any]:
+    result = sms(cluster, "new.yaml", "host", "unprepare", "host-a", "--json", *options, on=on)
+    assert result.status == 0, result.stderr.decode()
+    play: dict[str, Any] = json.loads(result.stdout)
+    return play
+
+
+def test_what_prepare_did_is_taken_back(cluster: lab.Lab) -> None:
+    """Not while somebody needs it; bridges of others stay; another prepare makes the same again."""
+    host, keys = cluster.host("host-a"), "/root/.ssh/authorized_keys"
+    before = read_network(host)
+    host.run("ip", "link", "add", "other0", "type", "veth", "peer", "name", "other1")
+    host.run("ip", "link", "set", "other0", "master", BRIDGE)
+    refused = sms(cluster, "new.yaml", "host", "unprepare", "host-a")
+    assert refused.status == 1 and "has other ports: other0" in refused.stderr.decode()
+    host.run("ip", "link", "delete", "other0")
+
+    assert "Remove the bridge" in unprepare(cluster, "--dry-run")["changed"]
+    assert find_changes(before, read_network(host)) == []
+    done = unprepare(cluster)
+    assert not done["failed"] and any("br-pub: left as it is" in note for note in done["notes"]), done
+    left = read_network(host)
+    assert not [line for line in find_changes(left, before) if line.startswith("-") and BRIDGE in line]
+    assert not host.works("ip", "link", "show", "dev", BRIDGE) and host.works("ip", "link", "show", "dev", "br-pub")
+    assert not host.works("iptables", "-C", "FORWARD", "-i", "br-pub", "-o", "br-pub", "-j", "ACCEPT")
+    assert unprepare(cluster)["changed"] == []
+    assert set(missing(cluster)[1]) == {f"bridge {BRIDGE}"}
+
+    assert b" sms:" in (host.read(keys) or b""), "over SSH they stay"
+    assert unprepare(cluster, on="host-a")["changed"] and b" sms:" not in (host.read(keys) or b"")
+    prepare(cluster)
+    made = re.compile(rf"\b({BRIDGE}|{PORT}|{PEER})\b")
+    assert not [line for line in find_changes(before, read_network(host)) if not made.search(line)]
+
+
 def test_a_port_that_the_host_needs_is_refused_and_the_bridge_not_made(cluster: lab.Lab) -> None:
     write_site(cluster, "cut.yaml", "br-cut", "br-pub")
     result = sms(cluster, "cut.yaml", "host", "prepare", "host-a")

@@ -191,7 +191,9 @@ def test_a_failure_has_the_task_its_message_and_a_hint() -> None:
 
 
 MANAGERS = {
-    path.stem: path for path in TASKS if path.parents[1].name == "bridges" and path.stem not in ("main", "make")
+    path.stem: path
+    for path in TASKS
+    if path.parents[1].name == "bridges" and path.stem not in ("main", "make", "remove")
 }
 BELOW = "Link File: /usr/lib/systemd/network/99-default.link\nNetwork File: /etc/systemd/network/10-lan.network\n"
 
@@ -245,10 +247,78 @@ def test_what_each_network_manager_is_given(
         "bridge": {"name": "br-nmn", "key": "networks.provisioning", **port},
         "bridges_ifup": {"stat": {"exists": True}},
         "bridges_status": {"stdout": BELOW},
+        "bridges_vlan": {"changed": kind == "vlan"},
         "ansible_facts": {"os_family": "Debian"},
         "ansible_check_mode": False,
     }
     golden(GOLDEN / "hosts" / kind / manager, written(yaml.safe_load(MANAGERS[manager].read_text()), variables))
+
+
+NETWORKD = "/etc/systemd/network/05-sms"
+TAKEN_BACK: dict[str, tuple[dict[str, Any], list[str], list[str], dict[str, bool]]] = {
+    "of networkd": ({}, [f"{NETWORKD}-br1.netdev"], [], {"made_vlan": False, "made_ifcfg": False}),
+    "a VLAN of networkd": ({"vlan": 20}, [f"{NETWORKD}-eth1.20.netdev"], [], {"made_vlan": True, "made_ifcfg": False}),
+    "of wicked": ({}, [], ["/etc/sysconfig/network/ifcfg-br1"], {"made_vlan": False, "made_ifcfg": False}),
+    "a port of wicked": ({}, [], ["/etc/sysconfig/network/ifcfg-eth1"], {"made_vlan": False, "made_ifcfg": True}),
+    "a VLAN of NetworkManager": (
+        {"vlan": 20},
+        ["/x/sms-br1.nmconnection"],
+        [],
+        {"made_vlan": False, "made_ifcfg": False},
+    ),
+    "marked": ({"marked": "br1"}, [], [], {"made_vlan": False, "made_ifcfg": False}),
+    "a VLAN that is marked, too": (
+        {"marked": "br1 eth1.20", "vlan": 20},
+        ["/etc/network/interfaces.d/sms-br1"],
+        [],
+        {"made_vlan": True, "made_ifcfg": False},
+    ),
+    "of somebody else": ({"marked": "br0", "vlan": 20}, [], [], {}),
+}
+
+
+def taken_back(name: str, links: list[dict[str, Any]], **variables: Any) -> Any:
+    template = share("playbooks", "roles", "unprepare", "templates", name).read_text()
+    given = {"unprepare_links": {"stdout": json.dumps(links)}, **variables}
+    return Templar(DataLoader(), variables=given).template(trust_as_template(template))
+
+
+@pytest.mark.parametrize("case", TAKEN_BACK)
+def test_which_bridges_are_taken_back(case: str) -> None:
+    """Those whose configuration `prepare` wrote, or which it marked; of VLANs and ports, the same."""
+    facts, files, ifcfg, made = TAKEN_BACK[case]
+    port = "eth1.20" if facts.get("vlan") else "eth1"
+    bridge = {"name": "br1", "port": port, "parent": "eth1" if facts.get("vlan") else "", "vlan": facts.get("vlan", 0)}
+    links = [
+        {**link(name), **({"ifalias": "sms-host-prepare"} if name in facts.get("marked", "").split() else {})}
+        for name in ("br0", "br1", "eth1", "eth1.20")
+    ]
+    given = {"unprepare_files": {"results": [{"stdout_lines": files}]}}
+    given |= {"unprepare_ifcfg": {"results": [{"stdout_lines": ifcfg}]}}
+    found = taken_back("ours.j2", links, sms_bridges=[bridge], **given)
+    found = json.loads(found) if isinstance(found, str) else found
+    assert found == ([{**bridge, **made}] if made else [])
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([], ""),
+        ([link("veth9", master="br1")], "br1 has other ports: veth9"),
+        ([{**link("br1.7"), "link": "br1"}], "br1.7 needs br1"),
+        ([{**link("mv0"), "link": "eth1.20"}], "mv0 needs br1"),
+    ],
+)
+def test_what_is_in_use_is_not_taken_back(others: list[dict[str, Any]], words: str) -> None:
+    bridge = {"name": "br1", "port": "eth1.20", "parent": "eth1", "vlan": 20}
+    links = [link("br1", kind="bridge"), link("eth1.20", master="br1"), *others]
+    assert str(taken_back("refused.j2", links, unprepare_bridges=[bridge]) or "").strip() == words
+
+
+def test_a_bridge_with_an_address_is_not_taken_back() -> None:
+    bridge = {"name": "br1", "port": "eth1", "parent": "", "vlan": 0}
+    found = taken_back("refused.j2", [link("br1", "10.0.0.1", kind="bridge")], unprepare_bridges=[bridge])
+    assert "br1 has 10.0.0.1" in found
 
 
 def test_facts_of_another_host_are_data() -> None:
