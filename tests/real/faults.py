@@ -38,7 +38,7 @@ from tests.real.moves import (
 )
 from tests.real.power import power_off, power_on
 from tests.real.processes import below
-from tests.waiting import soon
+from tests.waiting import soon, wait_until
 
 NODES = 2
 SAVED_S = 15
@@ -574,7 +574,15 @@ def run_again(world: World, found: str, source: str, target: str, *, recorded: b
     else:
         assert (done.status == 3) == (found == target), words
     assert world.settle({target}) == target
-    assert world.hosts.status(target)["healthy"]
+    status: dict[str, Any] = {}
+
+    def healthy() -> bool:  # after the power of a host has failed, nodes have to register again
+        status.update(world.hosts.status(target))
+        return bool(status["healthy"])
+
+    with suppress(SmsError):
+        wait_until(healthy, timeout_s=30)
+    assert status["healthy"], (status["warnings"], status["services"], status["nodes"])
     return "was done" if found == target else "moved"
 
 
