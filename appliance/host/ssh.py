@@ -31,7 +31,7 @@ from appliance.host.base import (
     Unreachable,
 )
 from appliance.host.stream import KILL_S, LATE_S, MAX_ERRORS, TERM_S, LineReader, Stream, expires_after
-from appliance.host.transport import CONNECTION_ERRORS, close_channel, make_transport, need_files
+from appliance.host.transport import CONNECTION_ERRORS, check_shell, close_channel, make_transport, need_files
 from appliance.shared.outputs import MAX_OUTPUT
 from appliance.shared.secret import secrets_of
 
@@ -253,10 +253,7 @@ class SshOutputs:
 
 
 class Ssh(Host):
-    """Commands run over one SSH connection, each in its own channel; over more where sshd has no session left.
-
-    sshd_config(5): ``MaxSessions`` bounds the sessions of a connection; 10 by default, 1 on some hosts.
-    """
+    """Commands run over one SSH connection, in a channel each; on more where sshd's ``MaxSessions`` are used up."""
 
     remote = True
 
@@ -297,16 +294,18 @@ class Ssh(Host):
             if transport and transport.is_active():
                 return transport
             self._client.close()
-        self._client, transport = self._open_client()
+        self._client, transport = self._open_client(first=True)
         return transport
 
-    def _open_client(self) -> tuple[paramiko.SSHClient, paramiko.Transport]:
+    def _open_client(self, *, first: bool = False) -> tuple[paramiko.SSHClient, paramiko.Transport]:
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
         try:
             self._connect(client)
             transport = client.get_transport()
             assert transport
+            if first:
+                check_shell(transport, self.name, f"{self.user}@{self.address}:{self.port}")
         except BaseException:
             client.close()
             raise

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import paramiko
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_EXTENDED_DATA
 
-from appliance.host.base import Unreachable
+from appliance.host.base import Stuck, Unreachable
+from appliance.text import one_line
 
 # Without a handler paramiko's threads write tracebacks to standard error.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -20,6 +21,9 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 MAX_PACKET = 1 << 18
 """Maximum size of a packet of the server (that of OpenSSH), and of what it sends before its version."""
 CONNECTION_ERRORS = (OSError, EOFError, paramiko.SSHException)
+SHELL_S = 30
+"""Seconds that a login shell may take to run a command."""
+SHOWN_BYTES = 1 << 10
 INPUT_MESSAGES = (MSG_CHANNEL_DATA, MSG_CHANNEL_EOF)
 
 
@@ -138,3 +142,39 @@ def need_files(name: str, files: Mapping[str, Path | None]) -> None:
             why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "is not text"
             hint = f"it is `{what}` in the site file, and has to be readable on this machine"
             raise Unreachable(f"{name} was not asked: {path}: {why}", hint=hint) from error
+
+
+def check_shell(transport: paramiko.Transport, name: str, where: str) -> None:
+    """Check that the login shell on a host runs commands, and that their output is the only one.
+
+    Args:
+        name: of the host, for messages.
+        where: user and address.
+
+    Raises:
+        Unreachable: it prints something itself, or runs something else.
+    """
+    try:
+        channel = transport.open_session(timeout=SHELL_S)
+        try:
+            channel.settimeout(SHELL_S)
+            channel.exec_command("true")
+            printed = channel.recv(SHOWN_BYTES)
+            status = 0 if printed else channel.recv_exit_status()
+        finally:
+            close_channel(channel)
+    except CONNECTION_ERRORS as error:
+        raise Stuck(
+            f"{name}: {where}: {error or 'the login shell does not answer'}", hint="is it overloaded?"
+        ) from error
+    if printed:
+        text = one_line(printed.decode(errors="replace"), 80)
+        raise Unreachable(
+            f"{name}: {where}: the login shell there prints {text!r} besides the output of commands",
+            hint="a start file such as ~/.bashrc is to print only where `[ -t 1 ]`; or it is a ForceCommand",
+        )
+    if status:
+        raise Unreachable(
+            f"{name}: {where}: the login shell there runs no commands: `true` ended with status {status}",
+            hint="sms needs a user whose shell runs any command: `ssh` to it, and try `true`",
+        )

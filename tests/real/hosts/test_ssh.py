@@ -171,7 +171,8 @@ def test_more_commands_than_a_connection_has_sessions(tmp_path: Path, sessions: 
         for again in range(2):
             meet(far, tmp_path / f"meet{again}", count)
         with far.limit_silence(20):
-            assert len(server.sessions()) == -(-count // sessions)
+            # The session of the check of the shell may not have ended when the first command begins.
+            assert len(server.sessions()) - -(-count // sessions) in (0, 1)
         far.close()
 
 
@@ -196,11 +197,35 @@ def test_a_timeout_ends_the_command_there(host: Host, tmp_path: Path, trap: str)
     assert host.run("sh", "-c", "exit 124", ok=None, timeout=30).status == 124, "a status of its own is not a timeout"
 
 
+@pytest.mark.parametrize(
+    ("forced", "words"),
+    [
+        ('echo Welcome to our cluster; exec sh -c "$SSH_ORIGINAL_COMMAND"', "prints 'Welcome to our cluster'"),
+        ("echo This account is not available.; exit 1", "prints 'This account is not available.'"),
+        ("exit 1", "ended with status 1"),
+        ("exec yes", "prints 'y y"),
+        ('exec 2>/dev/null; exec sh -c "$SSH_ORIGINAL_COMMAND"', ""),
+    ],
+    ids=["welcomes", "no account", "no shell", "floods", "good"],
+)
+def test_a_login_shell_that_does_not_just_run_commands(tmp_path: Path, forced: str, words: str) -> None:
+    """Its text would be taken for output of commands, such as a path."""
+    for server in run_sshd(tmp_path, "127.0.0.1", config=f"Banner {tmp_path}/config\nForceCommand {forced}\n"):
+        far = server.host()
+        if words:
+            with pytest.raises(Unreachable, match=words):
+                far.run("readlink", "-f", "/")
+        else:
+            assert far.run("readlink", "-f", "/").text == "/"
+        far.close()
+
+
 @pytest.mark.parametrize("forced", ["while :; do printf x; sleep 0.1; done", "exec yes"], ids=["trickles", "floods"])
 def test_a_hostile_host_that_runs_another_program(tmp_path: Path, forced: str) -> None:
     """Its own time limit does not count: it runs what it likes, for ever."""
     error = TooMuchOutput if "yes" in forced else CommandTimeout
-    for server in run_sshd(tmp_path, "127.0.0.1", config=f"ForceCommand {forced}\n"):
+    later = f"case $SSH_ORIGINAL_COMMAND in true) exit;; esac; {forced}"
+    for server in run_sshd(tmp_path, "127.0.0.1", config=f"ForceCommand {later}\n"):
         far, began = server.host(), time.monotonic()
         with pytest.raises(error, match="far: `true`"):
             far.run("true", timeout=1)
