@@ -136,7 +136,10 @@ def is_healthy(cluster: NomadClient, job: str) -> bool:
     found = cluster.running(job)
     if len(found) != 1:
         return False
-    checks = cluster.get(f"client/allocation/{found[0]['ID']}/checks") or {}
+    try:
+        checks = cluster.get(f"client/allocation/{found[0]['ID']}/checks") or {}
+    except ValueError:  # an agent that has just been started again answers nothing
+        return False
     return bool(checks) and all(each["Status"] == "success" for each in checks.values())
 
 

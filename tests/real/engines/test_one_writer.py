@@ -102,7 +102,12 @@ def shared(request: pytest.FixtureRequest, nomad: NomadCluster) -> Iterator[Shar
     name = f"writer-{request.param.replace(' ', '-')}"
     yield make_shared(name, locks=request.param == "locks")
     nomad.purge(name)
-    shutil.rmtree(DISK / name)
+
+    def removed() -> bool:  # a task writes until it has ended
+        shutil.rmtree(DISK / name, ignore_errors=True)
+        return not (DISK / name).exists()
+
+    wait_until(removed, f"{name} is removed", 60)
 
 
 def record(client: Runner) -> dict[str, Any]:
