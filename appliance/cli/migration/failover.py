@@ -68,6 +68,7 @@ def add(verbs: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fail over, or show the plan."""
+    from appliance.errors import Refused
     from appliance.operations.migration.failover import FailoverOptions, failover, plan_failover
     from appliance.operations.migration.failover_gateway import failover_gateway, find_dead_gateway, plan_gateway
 
@@ -86,9 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
         print_result(arguments, {"host": host.name, "old": [gateway], "steps": steps}, steps)
         return 0
     if arguments.dry_run:
-        plan = plan_failover(cluster, host, options)
+        plan = plan_failover(cluster, host, options, shown=True)
         print_result(arguments, plan, plan.steps)
-        return 0
+        if plan.refused and not arguments.json:
+            raise Refused(plan.refused, hint=plan.hint)
+        return 3 if plan.refused else 0
     if gateway:
         cluster, result = failover_gateway(cluster, host, gateway, options)
     else:

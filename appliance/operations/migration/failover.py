@@ -87,6 +87,9 @@ class Plan:
     """Unix time in seconds when the failed host was last heard from; 0 if that is not known."""
     overlay: int | None = None
     """Inode of the overlay that the snapshot replaces; as in ``OpenFailover``."""
+    refused: str = ""
+    """Why it would be refused; only of a plan that is shown. ``hint``: what to do about it."""
+    hint: str = ""
 
 
 @dataclass
@@ -140,6 +143,8 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions) -> Failover
     result = FailoverResult(host.name, list(plan.old), 0, plan.shared, alive=plan.alive)
     if plan.restored:
         result.taken = plan.snapshot_taken
+    if plan.snapshot:
+        cluster.env.progress.report(f"note: it starts from {_describe_snapshot(cluster, plan.snapshot)}")
     try:
         _restore(cluster, host, plan, result)
         _forget_engine(cluster, host, plan)
@@ -158,8 +163,11 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions) -> Failover
     return result
 
 
-def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions) -> Plan:
+def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, *, shown: bool = False) -> Plan:
     """Run all checks of a failover and return what it would do. Sends the image and the seccomp profile.
+
+    Args:
+        shown: it is only shown, also if the failed host cannot be fenced: what would be lost is of interest then, too.
 
     Raises:
         Refused: as ``failover``.
@@ -183,14 +191,13 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions) -> Pla
             old = (*old, f"{ENGINE}{deployed.engine}")
         step.detail(f"{', '.join(old)} held the lease")
         known = find_known(cluster, leases, without=old, without_remote=options.without_remote)
-    if not options.fenced:
-        for name in old:
-            check_fence(find_admin(cluster, name))
-    else:
-        refuse_alive(leases, old)
-        for name in old:
-            if name.startswith(ENGINE):
-                refuse_running(cluster, host, name.removeprefix(ENGINE))
+    refused: Refused | None = None
+    try:
+        _check_off(cluster, host, options, leases, old)
+    except Refused as error:
+        if not shown:
+            raise
+        refused = error
     with cluster.env.progress.step(f"check {host.name}"):
         check_networks(cluster, host)
         image = trust(cluster, host, *deliver(cluster, host, options.image))
@@ -213,7 +220,25 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions) -> Pla
         last_sign(cluster, host, old),
         interrupted.overlay if interrupted else overlay_inode(cluster, host),
     )
+    if refused:
+        plan = replace(plan, refused=refused.message, hint=refused.hint)
     return replace(plan, steps=_steps(cluster, plan, options))
+
+
+def _check_off(cluster: Cluster, host: Host, options: FailoverOptions, leases: Leases, old: Collection[str]) -> None:
+    """Check that the failed hosts are off, or can be fenced.
+
+    Raises:
+        Refused: one is alive, or cannot be.
+    """
+    if not options.fenced:
+        for name in old:
+            check_fence(find_admin(cluster, name))
+        return
+    refuse_alive(leases, old)
+    for name in old:
+        if name.startswith(ENGINE):
+            refuse_running(cluster, host, name.removeprefix(ENGINE))
 
 
 def _learn_identity(cluster: Cluster, host: Host) -> None:
@@ -390,16 +415,23 @@ def _steps(cluster: Cluster, plan: Plan, options: FailoverOptions) -> tuple[str,
     """Return the steps of a plan, as text for the user."""
     steps = []
     for name in plan.old if not plan.taken else ():
-        how = "assumed to be off (--i-have-fenced)" if options.fenced else describe_fence(find_admin(cluster, name))
+        how = "assumed to be off (--i-have-fenced)" if options.fenced else ""
+        how = plan.refused or how or describe_fence(find_admin(cluster, name))
         steps.append(f"{name}: {how}")
     if plan.snapshot:
-        age = format_uptime(int(cluster.env.clock.time() - plan.snapshot["taken"]))
-        steps.append(f"restore snapshot {plan.snapshot['number']} of {plan.snapshot['host']}, {age} old")
+        steps.append(f"restore {_describe_snapshot(cluster, plan.snapshot)}")
     elif plan.shared:
         steps.append(f"start from the shared overlay {cluster.places.overlay}")
     else:
         steps.append("the overlay was already restored by an earlier run")
     return (*steps, f"take the lease (generation {plan.generation}) and start on {plan.host}")
+
+
+def _describe_snapshot(cluster: Cluster, snapshot: dict[str, Any]) -> str:
+    """Return which one it is, and what is lost with it."""
+    age = format_uptime(int(cluster.env.clock.time() - snapshot["taken"]))
+    which = f"snapshot {snapshot['number']} of {snapshot['host']}, {age} old"
+    return f"{which}: jobs submitted, accounting and messages since then are lost"
 
 
 def _fence(cluster: Cluster, plan: Plan) -> None:

@@ -127,6 +127,8 @@ def test_the_newest_snapshot_is_started_elsewhere_and_the_old_host_steps_down(bo
             (both.lab.etc / "bmc" / "password").write_text(f"{PASSWORD}\n")
             steps = json.loads(both.sms("--site", site, "failover", HERE, "-n", "--json", on=HERE).stdout)["steps"]
             assert "Redfish" in steps[0] and "restore snapshot" in steps[1] and power(both, bmc) == "On"
+            by_hand = json.loads(both.sms("failover", HERE, "-n", "--json", on=HERE, ok=(3,)).stdout)
+            assert "restore snapshot" in by_hand["steps"][1] and "--i-have-fenced" in by_hand["hint"]
             done = json.loads(both.sms("--site", site, "-q", "failover", HERE, "--json", on=HERE).stdout)
             assert power(both, bmc) == "Off"
             assert (done["old"], done["taken_on"], done["shared"]) == ([DEAD], DEAD, False)

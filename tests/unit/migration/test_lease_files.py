@@ -545,13 +545,15 @@ def test_a_host_that_the_user_has_powered_off_and_that_does_not_answer(apart: Pa
     apart.hosts["host-b"].accepts = state.startswith("alive")
     before = apart.files()
 
-    def plan() -> None:
+    def plan(*, shown: bool = False) -> None:
         options = failover.FailoverOptions(fenced=True)
-        failover.plan_failover(apart.cluster, apart.hosts["host-a"], options)
+        failover.plan_failover(apart.cluster, apart.hosts["host-a"], options, shown=shown)
 
     if state.startswith("alive"):
         with pytest.raises(Refused, match="host-b accepts connections"):
             plan()
+        with pytest.raises(Refused, match=GOES_ON):  # who only looks learns what would be lost as well
+            plan(shown=True)
     else:
         with pytest.raises(Refused, match=GOES_ON):
             plan()
