@@ -3,7 +3,8 @@
 The rules are those of Slurm's preempt/partition_prio and preempt/qos, of ``_is_job_preempt_exempt`` (preempt.c in
 src/slurmctld) and ``acct_policy_get_preemptable_time`` (acct_policy.c). A job that is only suspended is not lost. A
 reservation keeps its nodes for its jobs. Not known here: the flag ``OverPartQOS`` of a QOS, ``min_exempt_priority`` of
-``PreemptParameters``, and whether a job that waits fits on the nodes: each that has one of them may take it.
+``PreemptParameters``, and whether a job that waits fits on the nodes: each that has one of them may take it, unless it
+requires as many nodes as it asks for, and these are others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ ENDS = {"CANCEL", "REQUEUE"}
 """Modes of preemption that end a job."""
 OF_CLUSTER = {"", "CLUSTER", "OFF"}
 """Modes of a QOS that has none of its own: ``OFF`` is 0 there."""
+
+
+Key = tuple[str, str, str]
+"""Partition, QOS and reservation of a job that waits."""
 
 
 @dataclass(frozen=True)
@@ -171,35 +176,44 @@ def find_preempted(
     if not preempts_more(old, new):
         return
     before, after = find_preemption(old), find_preemption(new)
-    waiting: dict[tuple[str, str, str], Job] = {}
+    waiting: dict[Key, Job] = {}
+    places: dict[Key, Set[str] | None] = {}
     for job in (one for one in jobs if one.waits and one.priority and one.depends in NOT_DEFINED):
+        place = job.required if 0 < job.most_nodes <= len(job.required) else None
         for key in ((name, one, job.reservation) for name in job.partitions for one in job.qos.split(",")):
             if key not in waiting or job.priority > waiting[key].priority:
                 waiting[key] = job
-    was = _find_taker(waiting, reservations, qos, before, old)
-    becomes = _find_taker(waiting, reservations, qos, after, new)
+            known = places.get(key, frozenset())
+            places[key] = None if known is None or place is None else known | place
+    was = _find_taker(waiting, places, reservations, qos, before, old)
+    becomes = _find_taker(waiting, places, reservations, qos, after, new)
     for job in (one for one in jobs if one.state in TIMED):
         if not (taker := becomes(job)):
             continue
         since = before.find_time(job, qos) if was(job) else math.inf
         if ends_sooner(job, now, after.find_time(job, qos), since):
             how = "waits in a partition of a higher PriorityTier" if after.by == "partition_prio" else "waits"
-            known = f" by QOS {one_line(taker.qos, 60)}" if after.by == "qos" else ""
+            named = f" by QOS {one_line(taker.qos, 60)}" if after.by == "qos" else ""
             unknown = ", as the QOS are not known" if after.by == "qos" and qos is None else ""
-            yield job.id, f"job {taker.id}, which {how}, {'may' if unknown else 'would'} take its place{known}{unknown}"
+            yield job.id, f"job {taker.id}, which {how}, {'may' if unknown else 'would'} take its place{named}{unknown}"
 
 
 def _find_taker(
-    waiting: Mapping[tuple[str, str, str], Job], reservations: Set[str], qos: Mapping[str, Qos] | None,
-    preemption: Preemption, defined: Defined,
+    waiting: Mapping[Key, Job], places: Mapping[Key, Set[str] | None], reservations: Set[str],
+    qos: Mapping[str, Qos] | None, preemption: Preemption, defined: Defined,
 ) -> Callable[[Job], Job | None]:  # fmt: skip
-    """Return what finds a job that waits and takes the place of one that runs, on one of its nodes."""
+    """Return what finds a job that waits and takes the place of one that runs, on one of its nodes.
+
+    Args:
+        waiting: the one with the highest priority of each kind.
+        places: the nodes that all of a kind require; None if one of them may have others.
+    """
     members = defined.members if waiting else {}
 
     @cache
     def able(runs: tuple[str, str], reservation: str) -> list[tuple[Callable[[int, int], bool], Job, Set[str] | None]]:
         return [
-            (rule, job, members.get(name))
+            (rule, job, members.get(name) if (place := places[name, own, reserved]) is None else place)
             for (name, own, reserved), job in waiting.items()
             if reservation not in reservations or reserved == reservation
             if (rule := preemption.find_rule((name, own), runs, qos))

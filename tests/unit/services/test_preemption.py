@@ -64,6 +64,11 @@ def test_a_partition_of_a_higher_tier(before: tuple[str, ...], after: tuple[str,
     assert not lost(RUNS, old, new, replace(WAITS, partitions=("low",))), "it is not above it"
     assert not lost(RUNS, old, new, replace(WAITS, depends="afterok:1")), "it may wait for that"
     assert not lost(RUNS, old, new, replace(WAITS, priority=0)), "it is held"
+    elsewhere = replace(WAITS, required=frozenset({"n4"}), most_nodes=1)
+    assert not lost(RUNS, old, new, elsewhere), "it requires another one"
+    for other in (replace(elsewhere, most_nodes=2), replace(WAITS, id="5", priority=0), replace(WAITS, id="5")):
+        takes = other.most_nodes == 2 or other.priority
+        assert bool(lost(RUNS, old, new, elsewhere, other)) == (ends and bool(takes)), "another one may"
     assert not lost(RUNS, old, new)
     assert not lost(replace(RUNS, state="SUSPENDED"), old, new, WAITS), "it has no processors to give"
     inside = replace(RUNS, reservation="maint")
