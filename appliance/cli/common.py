@@ -71,9 +71,10 @@ def add_actions(parser: argparse.ArgumentParser, modules: Iterable[str]) -> None
         importlib.import_module(f"appliance.cli.{name}").add(actions)
 
 
-def add_host(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the admin host to act on."""
-    parser.add_argument("--host", type=filled, metavar="NAME", help="the admin host to act on (default: this machine)")
+def add_host(parser: argparse.ArgumentParser, *, serving: bool = False) -> None:
+    """Add the option for the admin host to act on; ``serving``: that of ``open_serving``."""
+    default = "this machine, or if it is none the host that serves" if serving else "this machine"
+    parser.add_argument("--host", type=filled, metavar="NAME", help=f"the admin host to act on (default: {default})")
 
 
 def this_host(cluster: Cluster) -> Host:
@@ -260,3 +261,11 @@ def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
     """Return the site's cluster, and the host that the verb acts on."""
     cluster = open_site(arguments)
     return cluster, cluster.target(arguments.host)
+
+
+def open_serving(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
+    """Return the site's cluster, and the host to act on: without ``--host`` this machine, or the one that serves."""
+    from appliance.operations.services.serving import find_serving
+
+    cluster = open_site(arguments)
+    return cluster, cluster.target(arguments.host or find_serving(cluster))

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_host, add_json, cost_lines, open_target, print_result, seconds, verb
+from appliance.cli.common import Verbs, add_host, add_json, cost_lines, open_serving, print_result, seconds, verb
 
 if TYPE_CHECKING:
     from appliance.operations.services.apply import Applied, ApplyPlan, Step
@@ -40,7 +40,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--wait", type=seconds, default=60, metavar="SECONDS", help="how long each service may take to answer (60)"
     )
-    add_host(parser)
+    add_host(parser, serving=True)
     parser.add_argument("-n", "--dry-run", action="store_true", help="show what would be done, change nothing")
     parser.add_argument(
         "--judged",
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.migration.here import apply, plan_switch, shown_outages
     from appliance.operations.services.apply import plan_apply
 
-    cluster, host = open_target(arguments)
+    cluster, host = open_serving(arguments)
     accepted = _read_judged(arguments.judged, host.name) if arguments.judged else frozenset()
     if arguments.dry_run:
         plan = plan_apply(cluster, host)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from appliance.cli.common import Verbs, add_host, open_target, verb
+from appliance.cli.common import Verbs, add_host, open_serving, verb
 
 EXAMPLES = """\
   sms exec sinfo                     run a command; sms exits with its exit status
@@ -22,7 +22,7 @@ def add(verbs: Verbs) -> None:
         "127 if there is no such command, 126 if it cannot be run, and 128+N if signal N ended it.",
         EXAMPLES,
     )
-    add_host(parser)
+    add_host(parser, serving=True)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments")
     parser.set_defaults(run=run)
 
@@ -35,6 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise ConfigError("no command", hint="sms exec -- squeue")
-    cluster, host = open_target(arguments)
+    cluster, host = open_serving(arguments)
     # Apptainer itself exits with 255 if there is no such program.
     return run_inside(cluster, host, ("env", "--", *command))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import suppress
 
-from appliance.cli.common import Verbs, add_host, add_json, open_target, positive, print_result, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_serving, positive, print_result, verb
 
 EXAMPLES = """\
   sms logs                  messages of all nodes
@@ -24,7 +24,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("name", nargs="?", default="messages", metavar="LOG", help="a service, messages or supervisor")
     parser.add_argument("-f", "--follow", action="store_true", help="keep showing new lines")
     parser.add_argument("-n", "--lines", type=positive, default=50, metavar="N", help="number of lines (50)")
-    add_host(parser)
+    add_host(parser, serving=True)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.json and arguments.follow:
         raise ConfigError("--json prints one document, and --follow has no end", hint="omit one of them")
-    cluster, host = open_target(arguments)
+    cluster, host = open_serving(arguments)
     if arguments.json:
         parts: list[bytes] = []
         show_log(cluster, host, arguments.name, lines=arguments.lines, follow=False, write=parts.append)

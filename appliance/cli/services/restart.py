@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, seconds, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_serving, print_result, seconds, verb
 
 EXAMPLES = """\
   sms restart postfix            restart it, and wait until it answers
@@ -25,7 +25,7 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--wait", type=seconds, default=60, metavar="SECONDS", help="how long each may take to answer (60)"
     )
-    add_host(parser)
+    add_host(parser, serving=True)
     parser.add_argument("-n", "--dry-run", action="store_true", help="show what would be restarted, change nothing")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Restart; status 4 if a service does not answer afterwards."""
     from appliance.operations.services.restart import plan_restart, restart
 
-    cluster, host = open_target(arguments)
+    cluster, host = open_serving(arguments)
     if arguments.dry_run:
         plan = plan_restart(cluster, host, arguments.services)
         lines = [f"would restart {one.service}; tolerated: {one.tolerated_s:g} s: {one.why}" for one in plan]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from appliance.cli.common import Verbs, add_host, open_target, verb
+from appliance.cli.common import Verbs, add_host, open_serving, verb
 
 
 def add(verbs: Verbs) -> None:
@@ -16,7 +16,7 @@ def add(verbs: Verbs) -> None:
         "Open a shell in the running services container. Changes are kept in its overlay.",
         "  sms shell\n  sms shell --host host-a",
     )
-    add_host(parser)
+    add_host(parser, serving=True)
     parser.set_defaults(run=run)
 
 
@@ -24,5 +24,5 @@ def run(arguments: argparse.Namespace) -> int:
     """Open the shell."""
     from appliance.operations.services.inside import run_inside
 
-    cluster, host = open_target(arguments)
+    cluster, host = open_serving(arguments)
     return run_inside(cluster, host, ("bash", "-l"))

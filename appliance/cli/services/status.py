@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from appliance.cli.common import Verbs, add_host, add_json, open_site, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_serving, verb
 from appliance.cli.snapshot_facts import snapshot_facts
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def add(verbs: Verbs) -> None:
         "image and its signer, the lease, the snapshots and the overlay's use.",
         EXAMPLES,
     )
-    add_host(parser)
+    add_host(parser, serving=True)
     parser.add_argument("-w", "--watch", action="store_true", help="refresh every two seconds")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -49,10 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.steps import waiting
 
     with waiting("query the services container"):
-        from appliance.operations.services.serving import find_serving
-
-        cluster = open_site(arguments)
-        host = cluster.target(arguments.host or find_serving(cluster))
+        cluster, host = open_serving(arguments)
         found = collect(cluster, host)
     from appliance.cli.screen import out, print_json
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Unreachable
 from appliance.operations.context import Cluster
@@ -18,7 +16,7 @@ def find_serving(cluster: Cluster) -> str | None:
         Refused: no host holds it, as an engine has the services; or none answers.
     """
     names = [host.name for host in cluster.site.admin_hosts]
-    if socket.gethostname() in names:
+    if (here := cluster.env.hosts.here) in names:
         return None
 
     problems: dict[str, str] = {}
@@ -41,6 +39,6 @@ def find_serving(cluster: Cluster) -> str | None:
     last = find_last(views)
     then = f"; it was stopped on {last}: sms start --host {last}" if last else ""
     raise Refused(
-        f"this machine ({socket.gethostname()}) is not an admin host of the site, and {why}",
+        f"this machine ({here}) is not an admin host of the site, and {why}",
         hint=f"name one: --host {', '.join(names)}{then}",
     )
