@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -115,8 +116,14 @@ class Transport(paramiko.Transport):
 
 
 def make_transport(sock: Any, /, **options: Any) -> paramiko.Transport:
-    """Return a transport that prefers AES-GCM, if available: twice the throughput of paramiko's default."""
+    """Return a transport that prefers AES-GCM, if available: twice the throughput of paramiko's default.
+
+    Small packets are sent at once (TCP_NODELAY, tcp(7)): those of a command would wait for an acknowledgement, which the
+    other side delays by 40 ms.
+    """
     transport = Transport(sock, **options)
+    if isinstance(sock, socket.socket) and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     choice = transport.get_security_options()
     choice.ciphers = tuple(sorted(choice.ciphers, key=lambda name: "gcm" not in name))
     return transport
