@@ -118,8 +118,8 @@ class Transport(paramiko.Transport):
 def make_transport(sock: Any, /, **options: Any) -> paramiko.Transport:
     """Return a transport that prefers AES-GCM, if available: twice the throughput of paramiko's default.
 
-    Small packets are sent at once (TCP_NODELAY, tcp(7)): those of a command would wait for an acknowledgement, which the
-    other side delays by 40 ms.
+    Small packets are sent at once (TCP_NODELAY, tcp(7)): those of a command would wait for an acknowledgement, which
+    the other side delays by 40 ms.
     """
     transport = Transport(sock, **options)
     if isinstance(sock, socket.socket) and sock.family in (socket.AF_INET, socket.AF_INET6):
