@@ -234,7 +234,7 @@ def open_logged(monkeypatch: pytest.MonkeyPatch, *, running: bool = True) -> Non
             ("test", "-L"): (1, ""),
         }
     )
-    monkeypatch.setattr(logs, "open_target", lambda _: (cluster, host))
+    monkeypatch.setattr(logs, "open_serving", lambda _: (cluster, host))
 
 
 @pytest.mark.parametrize("follow", [False, True])
