@@ -213,7 +213,7 @@ def test_a_damaged_database_stops_nothing_else(full: Full) -> None:
     full.sms("-q", "overlay", "snapshot")
     full.within(DAMAGE)
     full.sms("-q", "stop")
-    reported = full.sms("start", "--wait", "30", ok=(4,)).stderr.decode()
+    reported = full.sms("start", "--wait", "90", ok=(4,)).stderr.decode()
     assert "mariadb does not answer" in reported and "--path /var/lib/mysql" in reported
     status = json.loads(full.sms("status", "--json", ok=(4,)).stdout)
     assert {one["name"] for one in status["services"] if not one["ok"]} <= {"mariadb", "slurmdbd"}

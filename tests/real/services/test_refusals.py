@@ -179,7 +179,7 @@ def test_a_service_that_cannot_start_is_named_with_its_log_and_all_is_undone(sto
 
 def test_a_full_disk_is_said_before_an_overlay_is_made(stopped: Playground) -> None:
     def change(document: dict[str, Any]) -> None:
-        document["overlay"] = {"size_mb": 100_000_000 // 8}
+        document["overlay"] = {"size_mb": 1 << 20}
 
     host = stopped.host("host-a")
     host.run("mv", "/var/lib/sms/overlays", "/var/lib/sms/overlays.kept")
