@@ -44,10 +44,6 @@ def add(verbs: Verbs) -> None:
         "changes nothing.",
         PREPARE,
     )
-    prepare.add_argument("name", metavar="NAME", help="an admin host of the site")
-    prepare.add_argument("-n", "--dry-run", action="store_true", help="show what would change; change nothing")
-    add_json(prepare)
-    prepare.set_defaults(run=run_prepare)
     back = verb(
         parts,
         "unprepare",
@@ -57,10 +53,11 @@ def add(verbs: Verbs) -> None:
         "Refused while a bridge has other ports or addresses. Idempotent.",
         UNPREPARE,
     )
-    back.add_argument("name", metavar="NAME", help="an admin host of the site")
-    back.add_argument("-n", "--dry-run", action="store_true", help="show what would change; change nothing")
-    add_json(back)
-    back.set_defaults(run=run_unprepare)
+    for part, run in ((prepare, run_prepare), (back, run_unprepare)):
+        part.add_argument("name", metavar="NAME", help="an admin host of the site")
+        part.add_argument("-n", "--dry-run", action="store_true", help="show what would change; change nothing")
+        add_json(part)
+        part.set_defaults(run=run)
     listing = verb(parts, "list", "list the admin hosts of the site", "List the admin hosts of the site.", LIST)
     add_json(listing)
     listing.set_defaults(run=run_list)
@@ -80,7 +77,7 @@ def run_unprepare(arguments: argparse.Namespace) -> int:
 
     play = unprepare(open_site(arguments), arguments.name, dry_run=arguments.dry_run)
     error = failure(play, arguments.name, "the preparation of {} is not taken back")
-    return _show(arguments, play, "has nothing of it", error)
+    return _show(arguments, play, "has nothing that `sms host prepare` made", error)
 
 
 def _show(arguments: argparse.Namespace, play: Play, done: str, error: SmsError | None) -> int:
