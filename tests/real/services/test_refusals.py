@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from appliance.host.base import Host
 from appliance.operations.image.build import Built
 from appliance.operations.site.keys import create_pair
 from tests.copies import give
@@ -177,45 +178,47 @@ def test_a_service_that_cannot_start_is_named_with_its_log_and_all_is_undone(sto
     assert stopped.status()["healthy"]
 
 
-def test_a_full_disk_is_said_before_an_overlay_is_made(stopped: Playground) -> None:
-    def change(document: dict[str, Any]) -> None:
-        document["overlay"] = {"size_mb": 1 << 20}
-
-    host = stopped.host("host-a")
-    host.run("mv", "/var/lib/sms/overlays", "/var/lib/sms/overlays.kept")
-    try:
-        reported = stopped.sms("--site", stopped.variant("huge.yaml", change), "start", ok=(3,)).stderr.decode()
-        assert "MiB free" in reported
-        stopped.assert_nothing_runs()
-    finally:
-        host.run("sh", "-c", "rm -rf /var/lib/sms/overlays && mv /var/lib/sms/overlays.kept /var/lib/sms/overlays")
-
-
-def test_a_disk_that_fills_while_the_overlay_is_made_leaves_no_half_overlay(stopped: Playground) -> None:
+@pytest.fixture
+def small(stopped: Playground) -> Iterator[Host]:
+    """The host, with a disk of 68 MiB at /mnt/small."""
     host = stopped.host("host-a")
     host.run("mkdir", "-p", "/mnt/small")
     host.run("mount", "-t", "tmpfs", "-o", "size=68m,mode=755", "tmpfs", "/mnt/small")
+    yield host
+    host.run("umount", "/mnt/small")
+
+
+def on_small(stopped: Playground, size_mb: int) -> str:
+    """A site file whose overlay is there."""
 
     def change(document: dict[str, Any]) -> None:
-        document["overlay"] = {"size_mb": 64, "directory": "/mnt/small"}
+        document["overlay"] = {"size_mb": size_mb, "directory": "/mnt/small"}
 
-    site = stopped.variant("small.yaml", change)
-    try:
-        process = begin(stopped, "--site", site, "start")
-        wait_for_step(process, "take the lease")
-        # There was space when it was queried; now it is used up.
-        host.run("sh", "-c", "dd if=/dev/zero of=/mnt/small/rest bs=64k status=none", ok=(1,))
-        reported = process.communicate()[1].decode()
-        assert process.returncode in (1, 5) and "hint" in reported, reported
-        assert stopped.instances() == []
-        assert "lab.img.new" not in host.run("ls", "/mnt/small").text.split()
-        host.remove("/mnt/small/rest")
-        # The lease is on the same disk: it is released now at the latest, and the next start succeeds.
-        stopped.sms("--site", site, "-q", "stop")
-        stopped.sms("--site", site, "-q", "start")
-        stopped.sms("--site", site, "-q", "stop")
-    finally:
-        host.run("sh", "-c", "umount /mnt/small")
+    return stopped.variant("small.yaml", change)
+
+
+def test_a_full_disk_is_said_before_an_overlay_is_made(stopped: Playground, small: Host) -> None:
+    reported = stopped.sms("--site", on_small(stopped, 2048), "start", ok=(3,)).stderr.decode()
+    assert "MiB free" in reported
+    stopped.assert_nothing_runs()
+    assert "lab.img" not in small.run("ls", "/mnt/small").text.split()
+
+
+def test_a_disk_that_fills_while_the_overlay_is_made_leaves_no_half_overlay(stopped: Playground, small: Host) -> None:
+    site = on_small(stopped, 64)
+    process = begin(stopped, "--site", site, "start")
+    wait_for_step(process, "take the lease")
+    # There was space when it was queried; now it is used up.
+    small.run("sh", "-c", "dd if=/dev/zero of=/mnt/small/rest bs=64k status=none", ok=(1,))
+    reported = process.communicate()[1].decode()
+    assert process.returncode in (1, 5) and "hint" in reported, reported
+    assert stopped.instances() == []
+    assert "lab.img.new" not in small.run("ls", "/mnt/small").text.split()
+    small.remove("/mnt/small/rest")
+    # The lease is on the same disk: it is released now at the latest, and the next start succeeds.
+    stopped.sms("--site", site, "-q", "stop")
+    stopped.sms("--site", site, "-q", "start")
+    stopped.sms("--site", site, "-q", "stop")
 
 
 def test_an_image_without_a_service_that_the_site_wants_is_refused(stopped: Playground) -> None:
